@@ -1,0 +1,101 @@
+"""Read one PTX instruction: guard, opcode, modifiers and operands."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from .errors import PtxError
+
+_GUARD = re.compile(r"@\s*(!?)\s*([%\w$]+)\s+")
+_SPLIT = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,\[{]*")
+_ADDRESS = re.compile(r"\[\s*([%\w$]+)\s*(?:\+\s*)?(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))?\s*\]$")
+
+
+class Address(NamedTuple):
+    """`[base+offset]`; the base is a register, a variable or a number."""
+
+    base: str
+    offset: int
+
+
+Operand: TypeAlias = "str | Address | tuple[str, ...]"
+
+
+class Opcode(NamedTuple):
+    """`cvt.rn.f16x2.f32` as `base="cvt"` and its modifiers in order."""
+
+    text: str
+    base: str
+    modifiers: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Instruction:
+    """One instruction. `index` is its position in the kernel, `line` its line in the PTX text."""
+
+    index: int
+    line: int
+    text: str
+    opcode: Opcode
+    guard: str | None
+    guard_negated: bool
+    operands: tuple[Operand, ...]
+
+    @property
+    def base(self) -> str:
+        """The opcode up to the first dot."""
+        return self.opcode.base
+
+    @property
+    def modifiers(self) -> tuple[str, ...]:
+        """What follows in the opcode."""
+        return self.opcode.modifiers
+
+    @property
+    def type(self) -> str:
+        """The last modifier, which is the type of most instructions."""
+        return self.opcode.modifiers[-1] if self.opcode.modifiers else ""
+
+    def __str__(self) -> str:
+        return f"PTX line {self.line}: {' '.join(self.text.split())}"
+
+
+@lru_cache(maxsize=4096)
+def _read_opcode(text: str) -> Opcode:
+    base, *modifiers = text.split(".")
+    return Opcode(text, base, tuple(modifier for modifier in modifiers if modifier))
+
+
+def read_instruction(text: str, line: int, index: int) -> Instruction:
+    """Read the text between two semicolons."""
+    guard, negated, rest = None, False, text
+    if text[0] == "@":
+        found = _GUARD.match(text)
+        if found is None:
+            raise PtxError(f"PTX line {line}: cannot read the guard of {text!r}")
+        negated, guard, rest = bool(found.group(1)), found.group(2), text[found.end() :]
+    words = rest.split(None, 1)
+    opcode = _read_opcode(words[0])
+    operands = _read_operands(words[1], line) if len(words) > 1 else ()
+    return Instruction(index, line, text, opcode, guard, negated, operands)
+
+
+def _read_operands(text: str, line: int) -> tuple[Operand, ...]:
+    if "[" not in text and "{" not in text:
+        return tuple([item.strip() for item in text.split(",")])
+    operands: list[Operand] = []
+    for item in _SPLIT.findall(text):
+        if item[0] == "{":
+            operands.append(tuple([part.strip() for part in item[1:-1].split(",")]))
+        elif item[0] == "[":
+            found = _ADDRESS.match(item)
+            if found is None:
+                operands.append(item)  # a form that only its own instruction understands
+                continue
+            operands.append(Address(found.group(1), int((found.group(2) or "0").replace(" ", ""), 0)))
+        else:
+            operands.append(item.strip())
+    return tuple(operands)

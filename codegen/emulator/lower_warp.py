@@ -1,0 +1,147 @@
+"""Lower what a warp does together: shuffles, votes, matrix loads and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .blocks import TensorGroup
+from .emitter import Emitter
+from .instructions import Instruction, Operand
+from .tensor_shapes import product_of
+
+
+def _tuple(e: Emitter, names: tuple[str, ...], type_name: str) -> str:
+    return "(" + "".join(f"{e.source(name, type_name)}, " for name in names) + ")"
+
+
+def _members(e: Emitter, i: Instruction, operand: Operand) -> None:
+    """Check that the lanes named by the member mask take part; a constant full mask needs no check when all do."""
+    known = e.known(operand)
+    if e.mask == "None" and known is not None and known & 0xFFFFFFFF == 0xFFFFFFFF:
+        return
+    e.emit(f"W.check_members({e.source(operand, 'b32')}, {e.mask}, {i.index})")
+
+
+def lower_shfl(e: Emitter, i: Instruction) -> None:
+    """shfl.sync: bfly, up, down, idx, with clamp and segment mask; `d|p` also says whether the source was in range."""
+    flags = e.flags(i, ("sync", "bfly", "up", "down", "idx"))
+    mode = flags[-1]
+    value, lane, clamp, *members = i.operands[1:]
+    if not members or flags[0] != "sync":
+        e.unknown(i, "the form without .sync")
+    _members(e, i, members[0])
+    names = [name.strip() for name in str(i.operands[0]).split("|")]
+    known_lane, known_clamp = e.known(lane), e.known(clamp)
+    arguments = f"'{mode}', {known_lane}, {known_clamp}"
+    if known_lane is None or known_clamp is None:
+        arguments = f"'{mode}', {e.source(lane, 'u32')}, {e.source(clamp, 'u32')}"
+        e.emit(f"t, q = shuffle_variable({e.source(value, 'b32')}, n, {arguments})")
+    else:
+        e.emit(f"t, q = shuffle({e.source(value, 'b32')}, n, {arguments})")
+    e.write(names[0], "b32", "copyto({d}, t)")
+    if len(names) > 1:
+        e.write(names[1], "pred", "copyto({d}.reshape(-1, 32), q)")
+
+
+def lower_vote(e: Emitter, i: Instruction) -> None:
+    """vote.sync: any, all, uni, ballot."""
+    flags = i.modifiers
+    if flags[0] != "sync" or len(flags) != 3 or flags[1] not in ("any", "all", "uni", "ballot"):
+        e.unknown(i, "this form")
+    name, value, members = i.operands
+    _members(e, i, members)
+    result = f"vote_{flags[1]}({e.source(value, 'pred')}, n, {e.source(members, 'b32')}, {e.mask})"
+    e.write(str(name), "b32" if flags[1] == "ballot" else "pred", f"copyto({{d}}.reshape(-1, 32), {result})")
+
+
+def lower_activemask(e: Emitter, i: Instruction) -> None:
+    """activemask: the lanes that execute this block together."""
+    e.write(str(i.operands[0]), "b32", f"copyto({{d}}.reshape(-1, 32), active_lanes(n, {e.mask}))")
+
+
+def lower_ldmatrix(e: Emitter, i: Instruction) -> None:
+    """ldmatrix .x1, .x2, .x4, plain and .trans."""
+    _matrix_flags(e, i)
+    names = i.operands[0] if isinstance(i.operands[0], tuple) else (str(i.operands[0]),)
+    address = e.address(i.operands[1])
+    transposed = "trans" in i.modifiers
+    call = f"W.load_matrices({address}, {{targets}}, {transposed}, {e.mask}, {i.index})"
+    if e.mask == "None":
+        targets = "(" + "".join(f"{e.register(name, 'u4')}, " for name in names) + ")"
+        e.emit(call.format(targets=targets))
+        return
+    e.emit(f"m = [empty(n, u4) for _ in range({len(names)})]")
+    e.emit(call.format(targets="m"))
+    for k, name in enumerate(names):
+        e.write(name, "b32", f"copyto({{d}}, m[{k}])")
+
+
+def lower_stmatrix(e: Emitter, i: Instruction) -> None:
+    """stmatrix .x1, .x2, .x4, plain and .trans."""
+    _matrix_flags(e, i)
+    names = i.operands[1] if isinstance(i.operands[1], tuple) else (str(i.operands[1]),)
+    sources = _tuple(e, names, "b32")
+    address = e.address(i.operands[0])
+    e.emit(f"W.store_matrices({address}, {sources}, {'trans' in i.modifiers}, {e.mask}, {i.index})")
+
+
+def _matrix_flags(e: Emitter, i: Instruction) -> None:
+    flags = e.flags(i, ("sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta"))
+    count = next((int(flag[1]) for flag in flags if flag in ("x1", "x2", "x4")), 0)
+    vector = i.operands[0 if i.base == "ldmatrix" else 1]
+    have = len(vector) if isinstance(vector, tuple) else 1
+    if i.type != "b16" or "m8n8" not in flags or count != have:
+        e.unknown(i, "this form")
+
+
+def lower_movmatrix(e: Emitter, i: Instruction) -> None:
+    """movmatrix.trans: transposes an 8x8 matrix held by a warp."""
+    if i.modifiers != ("sync", "aligned", "m8n8", "trans", "b16"):
+        e.unknown(i, "this form")
+    e.emit(f"W.check_whole_warps({e.mask}, {i.index})")
+    e.write(str(i.operands[0]), "b32", f"transpose_matrix({e.source(i.operands[1], 'b32')}, {{d}})")
+
+
+def lower_guarded_mma(e: Emitter, i: Instruction) -> None:
+    """An mma under a guard: a product of its own, merged by the mask."""
+    product = product_of(i)
+    if product is not None:
+        _product(e, (product.A, (product.B,), (product.C,), (product.D,)), product.kind, i)
+
+
+def lower_group(e: Emitter, group: TensorGroup) -> None:
+    """Chains with common A fragments as one batched product."""
+    chains = group.chains
+    parts = (chains[0].A, *(tuple([getattr(chain, part) for chain in chains]) for part in ("B", "C", "D")))
+    _product(e, parts, chains[0].kind, group.first)
+
+
+def _product(e: Emitter, parts: tuple[object, ...], kind: tuple[str, str], first: Instruction) -> None:
+    A, B, C, D = parts
+    assert isinstance(A, tuple) and isinstance(B, tuple) and isinstance(C, tuple) and isinstance(D, tuple)
+    sums = "f32" if kind[1] == "f32" else "b32"
+    flat_B = tuple([name for chain in B for name in chain])
+    flat_C = tuple([name for chain in C for name in chain])
+    flat_D = tuple([name for chain in D for name in chain])
+    a, b, c = _tuple(e, A, "b32"), _tuple(e, flat_B, "b32"), _tuple(e, flat_C, sums)
+    function = "multiply_matrices" if kind[1] == "f32" else "multiply_matrices_f16"
+    if e.mask == "None":
+        d = "(" + "".join(f"{e.register(name, 'f4' if sums == 'f32' else 'u4')}, " for name in flat_D) + ")"
+        e.emit(f"{function}({a}, {b}, {c}, {d}, {kind[0] == 'bf16'})")
+        return
+    e.emit(f"W.check_whole_warps({e.mask}, {first.index})")
+    e.emit(f"m = [empty(n, {'f4' if sums == 'f32' else 'u4'}) for _ in range({len(flat_D)})]")
+    e.emit(f"{function}({a}, {b}, {c}, m, {kind[0] == 'bf16'})")
+    for k, name in enumerate(flat_D):
+        e.write(name, sums, f"copyto({{d}}, m[{k}])")
+
+
+LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
+    "shfl": lower_shfl,
+    "vote": lower_vote,
+    "activemask": lower_activemask,
+    "ldmatrix": lower_ldmatrix,
+    "stmatrix": lower_stmatrix,
+    "movmatrix": lower_movmatrix,
+    "mma": lower_guarded_mma,
+}

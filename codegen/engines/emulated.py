@@ -1,0 +1,82 @@
+"""Run kernels on the CPU: the PTX that NVRTC made, executed by the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..compile import Binary
+from ..emulator import GlobalMemory, Kernel, Report, launch, parse
+from .engine import Tensor, Value
+
+
+class EmulatedEngine:
+    """An Engine on the emulator. `reports` holds one Report a launch: what it counted and the races it found."""
+
+    name = "emulator"
+
+    def __init__(self, *, check_races: bool = False) -> None:
+        self.memory = GlobalMemory()
+        self.check_races = check_races
+        self.reports: list[tuple[str, Report]] = []
+
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        span, first = _span(array)
+        base = self.memory.upload(span)
+        strides = tuple(s // array.itemsize for s in array.strides)
+        return Tensor(base + first * array.itemsize, array.shape, strides, array.dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
+        return _contiguous(self.memory.empty(shape, np.dtype(dtype)), shape, np.dtype(dtype))
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
+        return self.tensor(np.zeros(shape, dtype))
+
+    def contiguous(self, tensor: Tensor) -> Tensor:
+        return self.tensor(np.ascontiguousarray(self.read(tensor)))
+
+    def read(self, tensor: Tensor) -> NDArray[Any]:
+        if 0 in tensor.shape:
+            return np.empty(tensor.shape, tensor.dtype)
+        extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
+        flat = self.memory.read(tensor.address, (extent,), tensor.dtype)
+        strides = [s * flat.itemsize for s in tensor.strides]
+        return np.lib.stride_tricks.as_strided(flat, tensor.shape, strides).copy()
+
+    def load(self, binary: Binary) -> Kernel:
+        return _kernel(binary.ptx, binary.spec.kernel)
+
+    def launch(self, kernel: Kernel, *, grid: int, block: int, smem: int, args: Sequence[Value]) -> None:
+        report = launch(
+            kernel, grid, block, args, memory=self.memory, shared_bytes=smem, check_races=self.check_races
+        )  # fmt: skip
+        self.reports.append((kernel.name, report))
+
+
+_parsed: dict[str, Kernel] = {}
+
+
+def _kernel(ptx: str, name: str) -> Kernel:
+    """Parsing and lowering cost more than a small launch, so they are done once a text."""
+    if ptx not in _parsed:
+        _parsed[ptx] = parse(ptx).kernels[name]
+    return _parsed[ptx]
+
+
+def _contiguous(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+    strides = tuple(int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape)))
+    return Tensor(address, shape, strides, dtype)
+
+
+def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """The memory between an array's lowest and highest element, flat, and the index of its first element in it."""
+    if array.size == 0:
+        return np.empty(1, array.dtype), 0
+    steps = [(n - 1) * s // array.itemsize for n, s in zip(array.shape, array.strides, strict=True)]
+    low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
+    start = array[tuple(n - 1 if s < 0 else 0 for n, s in zip(array.shape, array.strides, strict=True))]
+    flat = np.lib.stride_tricks.as_strided(start, (high - low + 1,), (array.itemsize,))
+    return flat, -low

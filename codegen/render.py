@@ -1,0 +1,61 @@
+"""Render a KernelSpec into CUDA source text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
+
+from .errors import RenderError
+from .spec import backward_shape, limits
+from .spec.kernel import KernelName, KernelSpec
+from .spec.limits import smem_bytes
+
+TEMPLATES: dict[KernelName, str] = {
+    "forward": "forward.cu.j2",
+    "delta": "delta.cu.j2",
+    "fused": "key_block.cu.j2",
+    "convert": "convert.cu.j2",
+    "dkdv": "key_block.cu.j2",
+    "dq": "query_block.cu.j2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """CUDA text of one kernel, and what it was rendered from."""
+
+    spec: KernelSpec
+    text: str
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory that a launch must ask for."""
+        return smem_bytes(self.spec)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("flashsmith.templates", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is C++
+    )
+
+
+def render(spec: KernelSpec) -> Source:
+    """The CUDA text of `spec`: the same bytes for the same spec, on any machine. Raises RenderError."""
+    name = TEMPLATES[spec.kernel]
+    try:
+        text = (
+            _environment()
+            .get_template(name)
+            .render(spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, template=name)
+        )
+    except TemplateError as error:
+        raise RenderError(f"{name} for {spec.key}: {error}") from error
+    return Source(spec, text)

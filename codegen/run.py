@@ -1,0 +1,168 @@
+"""Run one pass: Binaries and tensors in, tensors out. Grids, arguments and temporaries are decided here."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .compile import Binary
+from .engines.engine import Engine, Tensor, Value
+from .errors import LaunchError
+from .spec import limits
+from .spec.kernel import PAD_ROWS, STATS, KernelName, KernelSpec
+from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile
+
+LOG2_E = math.log2(math.e)
+MAX_GRID = 2**31 - 1  # blocks in x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Lengths and counts of one call."""
+
+    B: int
+    Hq: int
+    Hk: int
+    Nq: int
+    Nk: int
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor) -> Sizes:
+        """From q [B, Hq, Nq, d] and k [B, Hk, Nk, d]."""
+        return cls(B=q.shape[0], Hq=q.shape[1], Hk=k.shape[1], Nq=q.shape[2], Nk=k.shape[2])
+
+    @property
+    def stats_rows(self) -> int:
+        """Rows for which `delta` writes statistics."""
+        return self.B * self.Hq * _ceil(self.Nq, PAD_ROWS) * PAD_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a forward leaves: O [B, Hq, Nq, d]; m and l [B, Hq, Nq], float32."""
+
+    O: Tensor
+    m: Tensor
+    l: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """dQ [B, Hq, Nq, d]; dK and dV [B, Hk, Nk, d]."""
+
+    dQ: Tensor
+    dK: Tensor
+    dV: Tensor
+
+
+def run_forward(engine: Engine, binary: Binary, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Forward:
+    """One forward pass. Raises LaunchError."""
+    sizes = Sizes.of(q, k)
+    rows = (sizes.B, sizes.Hq, sizes.Nq)
+    if 0 in rows or sizes.Nk == 0:  # a row without keys: O = 0, m = -inf, l = 0
+        m = engine.tensor(np.full(rows, -np.inf, np.float32))
+        return Forward(engine.zeros(q.shape, q.dtype), m, engine.zeros(rows, np.float32))
+    out = Forward(engine.empty(q.shape, q.dtype), engine.empty(rows, np.float32), engine.empty(rows, np.float32))
+    tensors = {"Q": q, "K": k, "V": v, "O": out.O, "m": out.m, "l": out.l}
+    _launch(engine, binary, tensors, sizes, scale)
+    return out
+
+
+def run_backward(
+    engine: Engine,
+    binaries: Mapping[KernelName, Binary],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forward: Forward,
+    dO: Tensor,
+    scale: float,
+) -> Gradients:
+    """One backward pass: delta, then fused and convert if `binaries` has them, else dkdv and dq. Raises LaunchError."""
+    sizes = Sizes.of(q, k)
+    if 0 in (sizes.B, sizes.Hq, sizes.Nq, sizes.Nk):
+        return Gradients(*(engine.zeros(x.shape, x.dtype) for x in (q, k, v)))
+    out = Gradients(*(engine.empty(x.shape, x.dtype) for x in (q, k, v)))
+    stats = engine.empty((sizes.stats_rows, STATS), np.float32)
+    tensors = {
+        "Q": q, "K": k, "V": v, "O": forward.O, "m": forward.m, "l": forward.l, "dO": dO,
+        "stats": stats, "dQ": out.dQ, "dK": out.dK, "dV": out.dV,
+    }  # fmt: skip
+    _launch(engine, binaries["delta"], tensors, sizes, scale)
+    if "fused" in binaries:
+        tensors["dQ_acc"] = engine.zeros((dq_accumulator_floats(binaries["fused"].spec, sizes),), np.float32)
+        _launch(engine, binaries["fused"], tensors, sizes, scale)
+        _launch(engine, binaries["convert"], tensors, sizes, scale)
+    else:
+        _launch(engine, binaries["dkdv"], tensors, sizes, scale)
+        _launch(engine, binaries["dq"], tensors, sizes, scale)
+    return out
+
+
+def grid(spec: KernelSpec, sizes: Sizes) -> int:
+    """Blocks of one launch, flat in x. Raises LaunchError past the hardware's limit."""
+    tile = spec.tile
+    if isinstance(tile, ForwardTile | QueryBlockTile) or spec.kernel == "convert":
+        blocks = _ceil(sizes.Nq, tile.Br) * sizes.B * sizes.Hq  # type: ignore[union-attr]
+    elif isinstance(tile, KeyBlockTile):
+        blocks = _ceil(sizes.Nk, tile.Bc) * sizes.B * sizes.Hk
+    else:  # delta: a warp a row
+        blocks = _ceil(sizes.stats_rows, tile.warps)
+    if blocks > MAX_GRID:
+        raise LaunchError(f"{spec.key}: {blocks} blocks, and a grid has at most {MAX_GRID} in x. Split the batch.")
+    return blocks
+
+
+def dq_accumulator_floats(spec: KernelSpec, sizes: Sizes) -> int:
+    """Elements of fused's dQ accumulator: whole tiles of Br rows, d padded to 16 columns."""
+    Br = spec.tile.Br  # type: ignore[union-attr]
+    return sizes.B * sizes.Hq * _ceil(sizes.Nq, Br) * Br * (_ceil(spec.d, 16) * 16)
+
+
+def _launch(engine: Engine, binary: Binary, tensors: Mapping[str, Tensor], sizes: Sizes, scale: float) -> None:
+    spec = binary.spec
+    aligned = {name: _reachable(engine, spec, name, tensor) for name, tensor in tensors.items()}
+    args = pack(spec, aligned, sizes, scale)
+    engine.launch(engine.load(binary), grid=grid(spec, sizes), block=spec.threads, smem=binary.smem_bytes, args=args)
+
+
+def _reachable(engine: Engine, spec: KernelSpec, name: str, tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy of an input whose rows do not start on 16 bytes."""
+    inputs = {arg.name for arg in spec.signature if arg.type == "View<const T>"}
+    return engine.contiguous(tensor) if name in inputs and not tensor.aligned else tensor
+
+
+def pack(spec: KernelSpec, tensors: Mapping[str, Tensor], sizes: Sizes, scale: float) -> tuple[Value, ...]:
+    """The arguments of one launch, in the order and with the types of the kernel's signature."""
+    numbers: dict[str, Any] = {
+        "Hq": sizes.Hq, "Hk": sizes.Hk, "Nq": sizes.Nq, "Nk": sizes.Nk, "rows": sizes.stats_rows,
+        "scale": scale, "scale_log2": scale * LOG2_E,
+    }  # fmt: skip
+    values: list[Value] = []
+    for arg in spec.signature:
+        if arg.type in ("View<const T>", "View<T>"):
+            tensor = tensors[arg.name]
+            values.append(struct.pack("<Qqqq", tensor.address, *tensor.strides[:3]))
+        elif arg.type == "Walk":
+            row_bytes = tensors[arg.tensor].strides[2] * tensors[arg.tensor].dtype.itemsize
+            values.append(struct.pack("<qq", limits.copy_rows(spec) * row_bytes, _walked_rows(spec) * row_bytes))
+        elif arg.type in ("const float*", "float*"):
+            values.append(tensors[arg.name].address)
+        else:
+            values.append(float(numbers[arg.name]) if arg.type == "float" else int(numbers[arg.name]))
+    return tuple(values)
+
+
+def _walked_rows(spec: KernelSpec) -> int:
+    """Rows of the tiles that a block walks over: keys in forward and dq, query rows in fused and dkdv."""
+    tile = spec.tile
+    return tile.Br if isinstance(tile, KeyBlockTile) else tile.Bc  # type: ignore[union-attr]
+
+
+def _ceil(n: int, step: int) -> int:
+    return -(-n // step)

@@ -1,0 +1,127 @@
+"""Choose what a warp executes: the main loop, the way to it and the way out, as straight lists of instructions.
+
+The main loop is the innermost loop with tensor instructions (an outer loop, over heads or persistent, holds peeled
+iterations as well), of several the one with most tensor work, then the shortest (the unmasked twin of a masked loop).
+Each way is the *heaviest* one: guarded and branched-over code counts as executed, as when the model was compared with
+published figures (issue_model.md section 9).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from .flow import Graph, Loop
+from .instruction import Instruction
+from .tensor import TENSOR, tensor_flops
+
+
+class Trace(NamedTuple):
+    """Instructions in the order a warp meets them; `loop` is one iteration and empty when no loop has tensor work."""
+
+    prologue: tuple[Instruction, ...]
+    loop: tuple[Instruction, ...]
+    epilogue: tuple[Instruction, ...]
+
+
+class LoopSummary(NamedTuple):
+    """One loop of the listing; the counts hold for the blocks of its body, inner loops included, each once."""
+
+    first_address: int  # of its header, bytes from the start of the function
+    last_address: int  # of its (last) branch back
+    instructions: int
+    tensor_instructions: int
+    spill_instructions: int
+    innermost: bool
+
+
+def trace_function(instructions: Sequence[Instruction], graph: Graph) -> Trace:
+    """The three lists for the heaviest path through the function."""
+    weights = [_weight(instructions[b.start : b.end]) for b in graph.blocks]
+    everywhere = set(graph.order)
+    main = _main_loop(instructions, graph, weights)
+    if main is None:
+        whole = _heaviest(graph, weights, {0}, everywhere, _exits(instructions, graph) or everywhere)
+        return Trace(_listed(instructions, graph, whole), (), ())
+    loop, path = main
+    way_in = _heaviest(graph, weights, {0}, everywhere, {loop.header})[:-1]
+    doors = {s for block in loop.body for s in graph.blocks[block].successors} - loop.body
+    outside = everywhere - loop.body
+    # A kernel that leaves through an outer loop's head reaches no EXIT without a back edge: then to any block.
+    exits = _exits(instructions, graph) & outside
+    way_out = _heaviest(graph, weights, doors, outside, exits) or _heaviest(graph, weights, doors, outside, outside)
+    return Trace(*(_listed(instructions, graph, p) for p in (way_in, path, way_out)))
+
+
+def summarise_loops(instructions: Sequence[Instruction], graph: Graph) -> tuple[LoopSummary, ...]:
+    """Every loop, in the order of the listing."""
+    found = []
+    for loop in graph.loops:
+        blocks = [graph.blocks[b] for b in loop.body]
+        body = [i for block in blocks for i in instructions[block.start : block.end]]
+        found.append(
+            LoopSummary(
+                first_address=instructions[graph.blocks[loop.header].start].address,
+                last_address=max(instructions[graph.blocks[b].end - 1].address for b in loop.latches),
+                instructions=len(body),
+                tensor_instructions=sum(i.base in TENSOR for i in body),
+                spill_instructions=sum(i.spills for i in body),
+                innermost=not any(other.body < loop.body for other in graph.loops),
+            )
+        )
+    return tuple(sorted(found))
+
+
+def _main_loop(
+    instructions: Sequence[Instruction], graph: Graph, weights: Sequence[int]
+) -> tuple[Loop, list[int]] | None:
+    tensor_loops = [loop for loop in graph.loops if any(weights[b] >= TENSOR_FIRST for b in loop.body)]
+    best: tuple[int, int, Loop, list[int]] | None = None
+    for loop in tensor_loops:
+        if any(other.body < loop.body for other in tensor_loops):
+            continue
+        path = _heaviest(graph, weights, {loop.header}, loop.body, set(loop.latches))
+        tensor_work, length = divmod(sum(weights[b] for b in path), TENSOR_FIRST)
+        if tensor_work and (best is None or (tensor_work, -length) > best[:2]):
+            best = (tensor_work, -length, loop, path)
+    return (best[2], best[3]) if best else None
+
+
+TENSOR_FIRST = 10**6  # one FLOP outweighs any number of instructions
+
+
+def _weight(block: Sequence[Instruction]) -> int:
+    return sum(tensor_flops(i.opcode) for i in block if i.base in TENSOR) * TENSOR_FIRST + len(block)
+
+
+def _exits(instructions: Sequence[Instruction], graph: Graph) -> set[int]:
+    return {b for b in graph.order if instructions[graph.blocks[b].end - 1].base == "EXIT"}
+
+
+def _heaviest(
+    graph: Graph, weights: Sequence[int], sources: Iterable[int], inside: Iterable[int], targets: Iterable[int]
+) -> list[int]:
+    """The heaviest path without back edges from a source to a target, all within `inside`; [] if there is none."""
+    inside = set(inside)
+    best: dict[int, tuple[int, int | None]] = {b: (weights[b], None) for b in sources if b in inside}
+    position = {block: i for i, block in enumerate(graph.order)}
+    for block in graph.order:
+        if block not in best or block not in inside:
+            continue
+        for successor in graph.blocks[block].successors:
+            if successor not in inside or position[successor] <= position[block]:
+                continue
+            weight = best[block][0] + weights[successor]
+            if successor not in best or weight > best[successor][0]:
+                best[successor] = (weight, block)
+    reached = [b for b in targets if b in best]
+    if not reached:
+        return []
+    path: list[int] = []
+    block_or_none: int | None = max(reached, key=lambda b: (best[b][0], -position[b]))
+    while block_or_none is not None:
+        path.append(block_or_none)
+        block_or_none = best[block_or_none][1]
+    return path[::-1]
+
+
+def _listed(instructions: Sequence[Instruction], graph: Graph, path: Sequence[int]) -> tuple[Instruction, ...]:
+    return tuple(i for b in path for i in instructions[graph.blocks[b].start : graph.blocks[b].end])

@@ -1,0 +1,169 @@
+"""Lay results out for people: tables, highlighted code, a progress bar."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from .spec.gpu import Gpu
+from .spec.problem import Problem
+from .spec.tile import tile_text
+
+if TYPE_CHECKING:
+    from .check import Verdict
+    from .choose import Candidate
+    from .predict import Prediction
+    from .spec.record import Record
+    from .tune import Tuned
+
+
+def _print(*lines: object) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(line)
+
+
+def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return table
+
+
+def code(text: str, language: str) -> None:
+    """Text to stdout, highlighted when that is a terminal, byte for byte when it is not."""
+    if sys.stdout.isatty():
+        Console().print(Syntax(text, language, background_color="default"))
+    else:
+        sys.stdout.write(text)
+
+
+def difference(old: str, new: str, old_name: str, new_name: str) -> str:
+    """A unified diff."""
+    lines = difflib.unified_diff(old.splitlines(True), new.splitlines(True), old_name, new_name)
+    return "".join(lines)
+
+
+def gpus(known: Iterable[Gpu], present: Gpu | None) -> None:
+    """One line a GPU."""
+    numbers = ("sm", "SMs", "GHz", "TFLOP/s", "GB/s", "GB", "KB/block")
+    table = _table("gpu", "name", *numbers, "", right=numbers)
+    for gpu in known:
+        note = "present" if gpu is present else "" if gpu.served else "described, not served"
+        table.add_row(
+            gpu.key, gpu.name, str(gpu.sm), str(gpu.sms), f"{gpu.clock_ghz:.2f}", f"{gpu.peak_tflops:.0f}",
+            f"{gpu.hbm_gbs:.0f}", str(gpu.memory_gb), str(gpu.smem_block_bytes // 1024), note,
+        )  # fmt: skip
+    _print(table, "TFLOP/s: nominal peak of mma.sync, 16-bit inputs, fp32 accumulation.")
+
+
+def facts(values: dict[str, Any]) -> None:
+    """Name and value, a line each."""
+    table = _table("", "")
+    table.show_header = False
+    for name, value in values.items():
+        table.add_row(name, ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value))
+    _print(table)
+
+
+def verdict(result: Verdict) -> None:
+    """Each tensor's error beside that of plain attention and the bound."""
+    p = result.problem
+    lengths = f"B={p.B} heads {p.Hq} over {p.kv_heads}, Nq={p.Nq} Nk={p.keys}"
+    table = _table("tensor", "largest error", f"plain {p.dtype}", "allowed", "", right=("largest error", "allowed"))
+    for line in result.lines:
+        mark = "ok" if line.ok else "WRONG"
+        table.add_row(line.tensor, f"{line.error:.2e}", f"{line.plain:.2e}", f"{line.bound:.2e}", mark)
+    _print(f"{result.which} {p.text}, {lengths}, on the {result.engine}", *result.kernels, table)
+    _print(*(f"race: {race}" for race in result.races), "ok" if result.ok else f"WRONG: {result.reason}")
+
+
+def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu, error: float) -> None:
+    """Each kernel's predicted time and what bounds it; then the pass."""
+    table = _table("kernel", "ms", "TFLOP/s", "blocks/SM", "spread", "spills", right=("ms", "TFLOP/s", "spread"))
+    for p in kernels:
+        speed = f"{p.tflops:.1f}" if p.tflops else ""
+        table.add_row(
+            p.kernel, f"{p.seconds * 1e3:.3f}", speed, str(p.blocks_per_sm), f"{p.spread:.0%}", str(p.spills_in_loop)
+        )  # fmt: skip
+    _print(table, *(f"{p.kernel}: {p.bound_by}" for p in kernels))
+    peak = tflops / gpu.peak_tflops
+    _print(
+        f"predicted: {tflops:.1f} TFLOP/s on {gpu.key}, {peak:.0%} of its mma.sync peak; "
+        f"mean error of the model {error:.0%}"
+    )
+
+
+def tuned(results: Sequence[Tuned], problem: Problem, gpu: Gpu) -> None:
+    """Each winner beside the default, where the record went, and how to see the kernel."""
+    numbers = ("predicted ms", "TFLOP/s", "default ms", "tried")
+    table = _table("kernel", "tile", *numbers, right=numbers)
+    for result in results:
+        winner = result.winner
+        default = f"{winner.default.seconds * 1e3:.3f}" if winner.default else ""
+        table.add_row(
+            winner.spec.kernel, tile_text(winner.spec.tile), f"{winner.prediction.seconds * 1e3:.3f}",
+            f"{winner.prediction.tflops:.1f}", default, str(len(winner.candidates)),
+        )  # fmt: skip
+    _print(table, *(f"rejected: {reason}" for result in results for reason in result.winner.rejected))
+    options = f"--gpu {gpu.key} --dtype {problem.dtype} --d {problem.d}{' --causal' if problem.causal else ''}"
+    _print(
+        *(f"recorded in {path}" for path in dict.fromkeys(str(result.path) for result in results)),
+        f"read it: flashsmith render {results[0].winner.spec.kernel} {options}",
+    )
+
+
+def records(found: Sequence[Record], folders: Sequence[Path]) -> None:
+    """One line a record."""
+    if not found:
+        return _print(f"no records in {', '.join(map(str, folders))}; flashsmith tune makes them.")
+    numbers = ("Nq", "Nk", "ms", "TFLOP/s")
+    table = _table("gpu", "kernel", "problem", *numbers, "evidence", "tile", right=numbers)
+    for r in found:
+        text = f"{r.dtype} d={r.d}{' causal' if r.causal else ''}"
+        table.add_row(
+            r.gpu, r.kernel, text, str(r.Nq), str(r.Nk), f"{r.evidence.time_ms:.3f}", f"{r.evidence.tflops:.1f}",
+            f"{r.evidence.kind} by {r.evidence.by}", tile_text(r.tile),
+        )  # fmt: skip
+    _print(table)
+
+
+class Progress:
+    """A bar on stderr: candidates tried, and the best so far."""
+
+    def __init__(self, title: str, trials: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Bar(*columns, TextColumn("{task.fields[best]}"), console=Console(stderr=True))
+        self._task = self._bar.add_task(title, total=trials, best="")
+        self._best = math.inf
+
+    def candidate(self, candidate: Candidate) -> None:
+        """One more was tried."""
+        if candidate.prediction and candidate.prediction.seconds < self._best:
+            self._best = candidate.prediction.seconds
+            best = f"predicted {self._best * 1e3:.3f} ms, {candidate.prediction.tflops:.0f} TFLOP/s"
+            self._bar.update(self._task, best=best)
+        self._bar.advance(self._task)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # a space smaller than the trials ends early, and full
+            self._bar.update(self._task, total=max(1, int(self._bar.tasks[0].completed)))
+        self._bar.stop()

@@ -1,0 +1,1 @@
+"""Nouns: what is asked, what may be chosen, what it is chosen for."""

@@ -1,0 +1,31 @@
+"""Give every kernel a tile by arithmetic, and the tiles that others have published."""
+
+from __future__ import annotations
+
+from .backward_defaults import default_key_block, default_query_block, published_key_block
+from .forward_defaults import default_forward, published_forward
+from .gpu import Gpu
+from .kernel import KernelName
+from .problem import Problem
+from .tile import RowTile, Tile
+
+
+def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu) -> Tile:
+    """A tile that fits `gpu`, chosen without compiling anything."""
+    if kernel == "forward":
+        return default_forward(problem.dtype, problem.d, problem.causal, gpu)
+    if kernel == "dq":
+        return default_query_block(problem.dtype, problem.d, problem.causal, gpu)
+    if kernel == "delta":
+        return RowTile()
+    of = "fused" if kernel == "convert" else kernel  # convert reads what fused accumulates
+    return default_key_block(of, problem.dtype, problem.d, problem.causal, gpu)
+
+
+def published_tiles(kernel: KernelName, problem: Problem, gpu: Gpu) -> tuple[Tile, ...]:
+    """Tiles that FlashAttention-2 and -3 use, as far as this kernel can express them; they may not fit."""
+    if kernel == "forward":
+        return tuple(published_forward(problem.d, problem.causal, gpu))
+    if kernel in ("fused", "dkdv"):
+        return tuple(published_key_block(problem.d, gpu))
+    return ()

@@ -1,0 +1,145 @@
+"""Compute bytes, registers and threads of a kernel, and say which limit it breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import backward_shape as shape
+from .gpu import REGISTERS_PER_SM, RESERVED_SMEM, Gpu
+from .kernel import KernelSpec
+from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile
+
+CHUNK = 16  # bytes of a cp.async, of an ldmatrix row, of eight 16-bit elements
+LANES_A_ROW = 8  # lanes that copy one row; a copy pass is 128 bytes wide
+MAX_WARPS = 16
+MAX_REGISTERS = 255
+MAX_BLOCKS = 32  # resident blocks of an SM; 16 or 24 on some parts, which no kernel here comes near
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One buffer of dynamic shared memory."""
+
+    name: str  # as in the text: Q_smem
+    bytes: int
+    offset: int
+    note: str  # shape and layout
+
+
+def copy_rows(spec: KernelSpec) -> int:
+    """Rows that one pass of a tile copy covers: eight lanes a row."""
+    return spec.threads // LANES_A_ROW
+
+
+def padded_row_bytes(columns: int) -> int:
+    """Bytes of a shared row of `columns` 16-bit elements, padded to an odd number of 16-byte chunks.
+
+    Eight rows of an ldmatrix then start in eight different bank groups, and an address is a register plus an immediate.
+
+    >>> padded_row_bytes(128), padded_row_bytes(72)
+    (272, 144)
+    """
+    return (columns // 8 | 1) * CHUNK
+
+
+def buffers(spec: KernelSpec) -> tuple[Buffer, ...]:
+    """The dynamic shared memory of a kernel, in order; the emitted text takes its offsets from here."""
+    tile = spec.tile
+    if isinstance(tile, ForwardTile):
+        rows = padded_row_bytes(spec.d)
+        return _lay_out(
+            ("Q_smem", tile.Br * rows, f"[{tile.Br}][{spec.d}], rows of {rows} B"),
+            ("K_smem", tile.Bc * rows, f"[{tile.Bc}][{spec.d}], rows of {rows} B"),
+            ("V_smem", tile.Bc * rows, f"[{tile.Bc}][{spec.d}], rows of {rows} B"),
+        )
+    if isinstance(tile, KeyBlockTile) and spec.kernel != "convert":
+        return _key_block_buffers(spec, tile)
+    if isinstance(tile, QueryBlockTile):
+        return _query_block_buffers(spec, tile)
+    return ()
+
+
+def _key_block_buffers(spec: KernelSpec, tile: KeyBlockTile) -> tuple[Buffer, ...]:
+    width = shape.padded_columns(spec)
+    keys, queries = tile_bytes(tile.Bc, width), tile_bytes(tile.Br, width)
+    stages, scores = f"[{tile.stages}]", tile_bytes(tile.Bc, tile.Br)
+    items = [("K_smem", keys, f"[{tile.Bc}][{width}]")]
+    if not tile.v_regs:
+        items += [("V_smem", keys, f"[{tile.Bc}][{width}]")]
+    items += [
+        ("Q_smem", tile.stages * queries, f"{stages}[{tile.Br}][{width}]"),
+        ("dO_smem", tile.stages * queries, f"{stages}[{tile.Br}][{width}]"),
+    ]
+    if shape.has_dS_smem(spec):
+        items += [("dS_smem", scores, f"dS^T [{tile.Bc}][{tile.Br}]")]
+    if tile.row_split > 1:
+        items += [("P_smem", 2 * tile.Bc * tile.Br, f"P^T [{tile.Bc}][{tile.Br}] in the order of the fragments")]
+    items += [("stats_smem", tile.stages * shape.stats_bytes(tile.Br), f"{stages}[{tile.Br // 16}][3][16] floats")]
+    return _lay_out(*items)
+
+
+def _query_block_buffers(spec: KernelSpec, tile: QueryBlockTile) -> tuple[Buffer, ...]:
+    width = shape.padded_columns(spec)
+    keys, queries = tile_bytes(tile.Bc, width), tile_bytes(tile.Br, width)
+    return _lay_out(
+        ("Q_smem", queries, f"[{tile.Br}][{width}]"),
+        ("dO_smem", queries, f"[{tile.Br}][{width}]"),
+        ("K_smem", tile.stages * keys, f"[{tile.stages}][{tile.Bc}][{width}]"),
+        ("V_smem", tile.stages * keys, f"[{tile.stages}][{tile.Bc}][{width}]"),
+    )
+
+
+def tile_bytes(rows: int, width: int) -> int:
+    """Bytes of a backward kernel's shared tile: rows in swizzled panels lose nothing, others are padded."""
+    return rows * (2 * width if shape.swizzled(width) else padded_row_bytes(width))
+
+
+def _lay_out(*items: tuple[str, int, str]) -> tuple[Buffer, ...]:
+    placed, offset = [], 0
+    for name, size, note in items:
+        placed.append(Buffer(name, size, offset, note))
+        offset += size
+    return tuple(placed)
+
+
+def smem_bytes(spec: KernelSpec) -> int:
+    """Dynamic shared memory of one block, in bytes: what the text lays out and the launch asks for."""
+    return sum(buffer.bytes for buffer in buffers(spec))
+
+
+def why_illegal(spec: KernelSpec, gpu: Gpu) -> str | None:
+    """The limit that `spec` breaks on `gpu`, as a sentence with both numbers; None if it fits."""
+    return _why_bad_shape(spec) or _why_too_large(spec, gpu)
+
+
+def _why_bad_shape(spec: KernelSpec) -> str | None:
+    tile = spec.tile
+    if not 1 <= tile.warps <= MAX_WARPS:
+        return f"warps={tile.warps}: a block has 1 to {MAX_WARPS} warps."
+    if isinstance(tile, KeyBlockTile):
+        return shape.why_bad_key_block(spec, tile)
+    if isinstance(tile, QueryBlockTile):
+        return shape.why_bad_query_block(spec, tile)
+    if isinstance(tile, RowTile):
+        return shape.why_bad_delta(tile.warps)
+    return None
+
+
+def _why_too_large(spec: KernelSpec, gpu: Gpu) -> str | None:
+    tile, need = spec.tile, smem_bytes(spec)
+    if need > gpu.smem_block_bytes:
+        return (
+            f"{spec.key} needs {need} B of shared memory; {gpu.key} gives a block {gpu.smem_block_bytes} B. "
+            "Use a smaller Br or Bc, or one stage."
+        )
+    return None
+
+
+def blocks_per_sm(spec: KernelSpec, gpu: Gpu, registers: int) -> int:
+    """Blocks that an SM holds at once, by registers a thread, shared memory and threads.
+
+    Registers are given to a warp in units of 256 from its sub-partition's quarter of the file (CUDA occupancy calculator).
+    """
+    warps_of_registers = 4 * (REGISTERS_PER_SM // 4 // (32 * (-(-registers // 8) * 8)))
+    by_smem = gpu.smem_sm_bytes // (smem_bytes(spec) + RESERVED_SMEM)
+    return min(warps_of_registers // spec.tile.warps, by_smem, gpu.threads_sm // spec.threads, MAX_BLOCKS)

@@ -1,0 +1,154 @@
+"""Hold one tuned kernel and what is known of its speed; read and write the records of a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock
+
+from ..errors import BadRecord, UsageError
+from .kernel import TILE_OF, KernelName, KernelSpec
+from .problem import Dtype
+from .tile import Tile
+
+SCHEMA = 1  # of the file; raise it when the meaning of a field changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Why a tile is believed to be good. Measured and predicted times are never compared with each other."""
+
+    kind: Literal["predicted", "measured"]
+    time_ms: float  # of one launch of the kernel, for the record's lengths
+    tflops: float  # credited FLOPs over time; 0 for a kernel without matrix products
+    spread: float  # relative: between start phases if predicted, between the 20% and 80% quantiles if measured
+    by: str  # the model's version, or GPU, driver and date
+    trials: int  # candidates that were tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The best tile known for one kernel on one GPU, found for the given lengths."""
+
+    gpu: str
+    sm: int
+    kernel: KernelName
+    dtype: Dtype
+    d: int
+    causal: bool
+    B: int
+    Hq: int
+    Hk: int
+    Nq: int
+    Nk: int
+    tile: Tile
+    evidence: Evidence
+    source_sha256: str  # of the text that was timed: another text makes the record stale
+    nvrtc: str
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The kernel that the record speaks of."""
+        return KernelSpec(
+            kernel=self.kernel, dtype=self.dtype, d=self.d, causal=self.causal, tile=self.tile, sm=self.sm
+        )  # fmt: skip
+
+    @property
+    def place(self) -> tuple[str, str, int, bool, int, int, int, int, int]:
+        """What a record is the only one for; also its order in the file."""
+        return (self.kernel, self.dtype, self.d, self.causal, self.Nq, self.Nk, self.B, self.Hq, self.Hk)
+
+
+def record_path(folder: Path, gpu: str) -> Path:
+    """The file that holds a GPU's records."""
+    return folder / f"{gpu}.json"
+
+
+def read_records(path: Path) -> tuple[Record, ...]:
+    """The records of one file; none if it does not exist. A damaged file counts as empty and is named in a warning."""
+    try:
+        return _parse(path)
+    except FileNotFoundError:
+        return ()
+    except BadRecord as error:
+        warnings.warn(f"{error} It counts as missing; nothing overwrites it.", stacklevel=2)
+        return ()
+
+
+def write_record(folder: Path, record: Record) -> Path:
+    """Put `record` in its place in the GPU's file: old file or new file, never half; other writers' records are kept.
+
+    Raises UsageError if the folder cannot be written, BadRecord if the file that is there cannot be read.
+    """
+    path = record_path(folder, record.gpu)
+    check_writable(folder)
+    with FileLock(path.with_suffix(".lock")):
+        try:
+            others = [r for r in _parse(path) if r.place != record.place]
+        except FileNotFoundError:
+            others = []
+        _replace(path, _file_text([*others, record]))
+    return path
+
+
+def check_writable(folder: Path) -> None:
+    """Make `folder` if need be. Raises UsageError if files cannot be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"records cannot be written to {folder}: {error.strerror}. Name another folder with --out."
+        ) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _file_text(records: Iterable[Record]) -> str:
+    ordered = sorted(records, key=lambda record: record.place)
+    return json.dumps({"schema": SCHEMA, "records": [asdict(record) for record in ordered]}, indent=1) + "\n"
+
+
+def _parse(path: Path) -> tuple[Record, ...]:
+    try:
+        document = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise BadRecord(f"{path} cannot be read: {error}.") from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise BadRecord(f"{path} has schema {found}, this flashsmith reads {SCHEMA}.")
+    try:
+        return tuple(_record(item) for item in document["records"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRecord(f"{path} does not follow schema {SCHEMA}: {error}.") from error
+
+
+def _record(item: dict[str, Any]) -> Record:
+    tile = TILE_OF[item["kernel"]](**item["tile"])
+    return replace(Record(**{**item, "tile": tile, "evidence": Evidence(**item["evidence"])}))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number that a record may hold")

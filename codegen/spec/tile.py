@@ -1,0 +1,119 @@
+"""Hold what may be tuned: one frozen tile per kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, TypeVar
+
+from ..errors import IllegalTile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTile:
+    """Tile of `forward`: one block owns Br query rows and walks the keys in tiles of Bc, last to first."""
+
+    Br: int  # query rows of a block
+    Bc: int  # keys of a K/V tile
+    warps: int  # warps of a block; each owns Br / warps rows
+    q_steps: int = (
+        0  # 16-column steps of Q whose fragments stay in registers (0: Q is read from shared memory each tile)
+    )
+    lazy: bool = False  # rescale O only when a row's max grew by more than 2^8 (behind a warp vote)
+    min_blocks: int = 1  # blocks per SM that the register allocation must allow
+
+    short: ClassVar[dict[str, str]] = {
+        "Br": "Br", "Bc": "Bc", "warps": "w", "q_steps": "q", "lazy": "lazy", "min_blocks": "b",
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyBlockTile:
+    """Tile of `fused`, `dkdv` and `convert`: one block owns Bc keys and walks the query rows in tiles of Br."""
+
+    Br: int  # query rows of a Q/dO tile
+    Bc: int  # keys of a block
+    warps: int
+    row_split: int = 1  # warps that share the same key rows; they split Br in S and dP, and d in dK and dV
+    slice: int = 0  # query columns of S^T that a warp treats at once when row_split is 1 (0: all Br)
+    stages: int = 2  # buffers of Q and dO
+    v_regs: bool = False  # V fragments stay in registers, V passes through the Q/dO buffers
+    weave: bool = True  # exponentials between the matrix products of dP (False: before them)
+    min_blocks: int = 1
+
+    short: ClassVar[dict[str, str]] = {
+        "Br": "Br", "Bc": "Bc", "warps": "w", "row_split": "rs", "slice": "sl", "stages": "s", "v_regs": "vreg",
+        "weave": "weave", "min_blocks": "b",
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryBlockTile:
+    """Tile of `dq`: one block owns Br query rows and walks the keys in tiles of Bc."""
+
+    Br: int
+    Bc: int
+    warps: int
+    slice: int = 0  # key columns of S that a warp treats at once (0: all Bc)
+    stages: int = 2  # buffers of K and V
+    q_regs: bool = False  # Q fragments stay in registers
+    weave: bool = True
+    min_blocks: int = 1
+
+    short: ClassVar[dict[str, str]] = {
+        "Br": "Br", "Bc": "Bc", "warps": "w", "slice": "sl", "stages": "s", "q_regs": "qreg", "weave": "weave",
+        "min_blocks": "b",
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTile:
+    """Tile of `delta`: a warp takes one row at a time."""
+
+    warps: int = 8
+
+    short: ClassVar[dict[str, str]] = {"warps": "w"}
+
+
+Tile = ForwardTile | KeyBlockTile | QueryBlockTile | RowTile
+AnyTile = TypeVar("AnyTile", ForwardTile, KeyBlockTile, QueryBlockTile, RowTile)
+
+
+def tile_key(tile: Tile) -> str:
+    """The tile in a file name, every field in order: `Br128_Bc64_w4_q0_lazy0_b2`.
+
+    >>> tile_key(RowTile(warps=8))
+    'w8'
+    """
+    return "_".join(f"{tile.short[f.name]}{int(getattr(tile, f.name))}" for f in fields(tile))
+
+
+def tile_text(tile: Tile) -> str:
+    """The tile as the command line takes it: `Br=128,Bc=64,warps=4,...`.
+
+    >>> tile_text(RowTile(warps=8))
+    'warps=8'
+    """
+    return ",".join(f"{f.name}={int(getattr(tile, f.name))}" for f in fields(tile))
+
+
+def parse_tile(text: str, default: AnyTile) -> AnyTile:
+    """`default` with the fields that `text` names replaced: `Br=128,Bc=64`.
+
+    Raises IllegalTile for an unknown field or a value that is no whole number.
+
+    >>> parse_tile("warps=4", RowTile())
+    RowTile(warps=4)
+    """
+    kinds = {f.name: type(getattr(default, f.name)) for f in fields(default)}
+    changes: dict[str, int | bool] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = item.partition("=")
+        if name not in kinds:
+            raise IllegalTile(f"--tile {item}: {type(default).__name__} has no {name!r}; it has {', '.join(kinds)}.")
+        number = {"true": "1", "false": "0"}.get(value.lower(), value)
+        if not number.isdigit():
+            raise IllegalTile(f"--tile {item}: {value!r} is not a whole number.")
+        if kinds[name] is bool and number not in ("0", "1"):
+            raise IllegalTile(f"--tile {item}: {name} is 0 or 1.")
+        changes[name] = kinds[name](int(number))
+    return replace(default, **changes)

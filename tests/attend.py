@@ -1,0 +1,81 @@
+"""Run whole passes on the emulator, for tests that bring their own inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from flashsmith.compile import Binary
+from flashsmith.engines.emulated import EmulatedEngine
+from flashsmith.load import load_pass
+from flashsmith.run import run_backward, run_forward
+from flashsmith.spec.dtype import round_to, widen
+from flashsmith.spec.kernel import KernelName
+from flashsmith.spec.problem import Dtype, Pass, Problem
+from numpy.typing import ArrayLike, NDArray
+
+Bits = NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Outputs in float64, and the engine with its reports."""
+
+    O: NDArray[Any]
+    m: NDArray[Any]
+    l: NDArray[Any]
+    dQ: NDArray[Any]
+    dK: NDArray[Any]
+    dV: NDArray[Any]
+    engine: EmulatedEngine
+
+    @property
+    def lse(self) -> NDArray[Any]:
+        """m + ln l."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.m + np.log(self.l))
+
+    def finite(self) -> bool:
+        """Whether O and the gradients hold neither NaN nor infinity."""
+        return all(np.isfinite(x).all() for x in (self.O, self.dQ, self.dK, self.dV))
+
+
+@cache
+def binaries(dtype: Dtype, d: int, causal: bool, which: Pass, deterministic: bool = False) -> dict[KernelName, Binary]:
+    """The kernels that an A100 would be served."""
+    loaded = load_pass(Problem(dtype=dtype, d=d, causal=causal), which, "a100", deterministic=deterministic)
+    return {name: kernel.binary for name, kernel in loaded.items()}
+
+
+def attend(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dO: ArrayLike | None = None,
+    *,
+    dtype: Dtype = "bf16",
+    causal: bool = False,
+    scale: float | None = None,
+    deterministic: bool = False,
+) -> Attended:
+    """Forward and backward of arrays [B, H, N, d]: numbers, rounded to `dtype`, or its bits with their strides."""
+    bits = [_bits(x, dtype) for x in (q, k, v, np.ones(np.shape(q)) if dO is None else dO)]
+    d, engine = bits[0].shape[-1], EmulatedEngine(check_races=True)
+    factor = Problem(dtype=dtype, d=d, scale=scale).softmax_scale
+    Q, K, V, G = (engine.tensor(x) for x in bits)
+    out = run_forward(engine, binaries(dtype, d, causal, "forward")["forward"], Q, K, V, factor)
+    kernels = binaries(dtype, d, causal, "backward", deterministic)
+    gradients = run_backward(engine, kernels, Q, K, V, out, G, factor)
+    assert not any(report.race_count for _, report in engine.reports)
+    rows = (engine.read(x).astype(np.float64) for x in (out.m, out.l))
+    matrices = (widen(engine.read(x), dtype) for x in (out.O, gradients.dQ, gradients.dK, gradients.dV))
+    O, dQ, dK, dV = matrices
+    m, l = rows
+    return Attended(O, m, l, dQ, dK, dV, engine)
+
+
+def _bits(x: ArrayLike, dtype: Dtype) -> Bits:
+    array = np.asarray(x)
+    return array if array.dtype == np.uint16 else round_to(array, dtype)

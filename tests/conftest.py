@@ -1,0 +1,39 @@
+"""What every test stands on: a kernel cache of the run's own, no records of the user's, and golden files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden with what is rendered now")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One kernel cache for all workers of a run; an empty folder of records."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASHSMITH_CACHE_DIR", str(shared / "kernels"))
+        patch.setenv("FLASHSMITH_TUNED_DIR", str(base / "tuned"))
+        yield
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> object:
+    """Compare text with a golden file, or rewrite the file under --update-golden."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        assert text == path.read_text(), f"{name} changed: read the difference, then run with --update-golden"
+
+    return compare

@@ -1,0 +1,84 @@
+"""The table of GPUs, and the names by which they are found."""
+
+import pytest
+from flashsmith.errors import UnknownGpu
+from flashsmith.spec.gpu import GPUS, find_gpu, served_gpu
+
+NAMES = "t4 a100 a100-40gb a10 rtx3090 l4 l40s rtx4090 h100-sxm h100-pcie h200 b200 rtx5090 orin"
+
+
+def test_the_fourteen_parts() -> None:
+    assert list(GPUS) == NAMES.split()
+    assert all(gpu.source and gpu.tensor_source for gpu in GPUS.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "tflops"),
+    [("a100", 312), ("rtx3090", 71), ("a10", 125), ("l40s", 366), ("rtx4090", 165), ("rtx5090", 210), ("t4", 65)],
+)
+def test_peaks_are_those_of_the_data_sheets(key: str, tflops: float) -> None:
+    assert find_gpu(key).peak_tflops == pytest.approx(tflops, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("key", "kilobytes"),
+    [("a100", 163), ("rtx3090", 99), ("rtx4090", 99), ("h100-sxm", 227), ("rtx5090", 99), ("t4", 64)],
+)
+def test_shared_memory_of_a_block(key: str, kilobytes: int) -> None:
+    assert find_gpu(key).smem_block_bytes == kilobytes * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_nvidias_own_names(name: str, key: str) -> None:
+    assert find_gpu(name).key == key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "NVIDIA H20-3e",
+        "Tesla V100-SXM2-16GB",
+        "../a100",
+        "",
+    ],
+)
+def test_other_parts_are_never_guessed(name: str) -> None:
+    with pytest.raises(UnknownGpu, match="rtx4090"):
+        find_gpu(name)
+
+
+def test_the_t4_is_described_but_not_served() -> None:
+    with pytest.raises(UnknownGpu, match=r"7\.5.*8\.0"):
+        served_gpu("t4")
+
+
+def test_auto_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupy.cuda import runtime
+
+    def no_device() -> int:
+        raise runtime.CUDARuntimeError(100)
+
+    monkeypatch.setattr(runtime, "getDevice", no_device)
+    with pytest.raises(UnknownGpu, match="no CUDA device"):
+        find_gpu("auto")

@@ -1,0 +1,100 @@
+"""The work of a launch is counted by arithmetic; times come out for every kernel, and in a sensible order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flashsmith.compile import Binary, compile_source
+from flashsmith.load import load_pass
+from flashsmith.predict import predict, predict_pass, sizes_of, tiles_per_block, work_of
+from flashsmith.reference import visible
+from flashsmith.render import render
+from flashsmith.run import grid
+from flashsmith.spec.defaults import default_tile
+from flashsmith.spec.gpu import GPUS, find_gpu
+from flashsmith.spec.kernel import KernelName, KernelSpec
+from flashsmith.spec.problem import Pass, Problem
+
+A100 = find_gpu("a100")
+
+
+def spec_of(kernel: KernelName, problem: Problem) -> KernelSpec:
+    return KernelSpec.of(kernel, problem, default_tile(kernel, problem, A100), 80)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("Nq", "Nk"), [(1000, 1000), (129, 1300), (1300, 129), (1, 1)])
+@pytest.mark.parametrize("kernel", ["forward", "dq", "fused", "dkdv"])
+def test_tiles_of_a_block_are_those_that_see_something(kernel: KernelName, Nq: int, Nk: int, causal: bool) -> None:
+    """Counted from the mask: a walk runs from the edge of the tensor to the last tile that has a visible pair."""
+    problem = Problem(dtype="bf16", d=64, causal=causal, Hq=4, Hk=2, Nq=Nq, Nk=Nk)
+    spec = spec_of(kernel, problem)
+    tile, mask = spec.tile, visible(Nq, Nk, causal)
+    rows, keys = -(-Nq // tile.Br), -(-Nk // tile.Bc)  # type: ignore[union-attr]
+    seen = np.zeros((rows, keys), bool)
+    for i, j in zip(*np.nonzero(mask), strict=True):
+        seen[i // tile.Br, j // tile.Bc] = True  # type: ignore[union-attr]
+    got = tiles_per_block(spec, sizes_of(problem))
+    if kernel in ("forward", "dq"):
+        want = [int(np.nonzero(row)[0].max(initial=-1)) + 1 for row in seen]
+        assert sorted(got) == sorted(want) and (not causal or list(got) == sorted(got, reverse=True))
+    else:
+        want = [2 * (rows - int(np.nonzero(column)[0].min(initial=rows))) for column in seen.T]
+        assert list(got) == want
+    assert grid(spec, sizes_of(problem)) % len(got) == 0
+
+
+def test_executed_flops_without_a_mask_are_the_credited_ones() -> None:
+    """Lengths that the tiles divide, d a multiple of 16: nothing is wasted; the split backward executes 7 / 5."""
+    problem = Problem(dtype="bf16", d=128, B=2, Hq=4, Nq=2048)
+    sizes = sizes_of(problem)
+    assert work_of(spec_of("fused", problem), sizes).tensor_flops == problem.flops("backward")
+    split = sum(work_of(spec_of(kernel, problem), sizes).tensor_flops for kernel in ("dkdv", "dq"))  # type: ignore[arg-type]
+    assert split == pytest.approx(problem.flops("backward") * 7 / 5, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[Pass, dict[KernelName, Binary]]:
+    problem = Problem(dtype="bf16", d=64)
+    return {which: {name: loaded.binary for name, loaded in load_pass(problem, which, A100).items()} for which in
+            ("forward", "backward")}  # type: ignore[misc] # fmt: skip
+
+
+def test_a_prediction_says_what_bounds_it(kernels: dict[Pass, dict[KernelName, Binary]]) -> None:
+    problem = Problem(dtype="bf16", d=64, B=2, Nq=8192)
+    prediction = predict(kernels["forward"]["forward"], problem, A100)
+    assert 150 < prediction.tflops < A100.peak_tflops
+    assert 0 < prediction.pipes["tensor"] < 1 and prediction.bound_by.endswith(".") and prediction.spills_in_loop == 0
+
+
+def test_time_grows_with_the_work(kernels: dict[Pass, dict[KernelName, Binary]]) -> None:
+    short, long = (Problem(dtype="bf16", d=64, Nq=n) for n in (4096, 8192))
+    times = [sum(p.seconds for p in predict_pass(kernels["backward"], problem, A100)) for problem in (short, long)]
+    assert 3.2 < times[1] / times[0] < 4.4
+
+
+def test_helpers_are_as_fast_as_memory(kernels: dict[Pass, dict[KernelName, Binary]]) -> None:
+    problem = Problem(dtype="bf16", d=64, B=2, Nq=8192)
+    prediction = predict(kernels["backward"]["convert"], problem, A100)
+    floats = 2 * 16 * 8192 * 64
+    assert prediction.seconds >= (floats * 4 + floats * 2) / (A100.hbm_gbs * 1e9)
+    assert prediction.tflops == 0
+
+
+@pytest.mark.parametrize("key", [key for key, gpu in GPUS.items() if gpu.served])
+def test_every_served_gpu_has_a_prediction(key: str) -> None:
+    gpu = GPUS[key]
+    problem = Problem(dtype="bf16", d=64, causal=True, Hq=32, Nq=4096)
+    tile = default_tile("forward", problem, gpu)
+    binary = compile_source(render(KernelSpec.of("forward", problem, tile, gpu.sm)))
+    prediction = predict(binary, problem, gpu)
+    assert 0.3 * gpu.peak_tflops < prediction.tflops < gpu.peak_tflops
+
+
+def test_the_same_kernel_on_a_slower_board_is_slower(kernels: dict[Pass, dict[KernelName, Binary]]) -> None:
+    problem = Problem(dtype="bf16", d=64, B=2, Nq=8192)
+    half = replace(A100, sms=54)
+    ratio = [predict(kernels["forward"]["forward"], problem, gpu).seconds for gpu in (half, A100)]
+    assert 1.8 < ratio[0] / ratio[1] < 2.2

@@ -1,0 +1,75 @@
+"""The generated text: reviewed as golden files, stable to the byte, and CUDA that people can read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from flashsmith.render import render
+from flashsmith.spec.defaults import default_tile
+from flashsmith.spec.gpu import find_gpu
+from flashsmith.spec.kernel import KERNELS, KernelName, KernelSpec
+from flashsmith.spec.problem import Problem
+
+CASES: dict[str, tuple[KernelName, str, dict[str, object]]] = {
+    "forward_d128_causal_a100": ("forward", "a100", {"d": 128, "causal": True}),
+    "forward_d64_a100": ("forward", "a100", {"d": 64}),
+    "forward_d72_fp16_rtx4090": ("forward", "rtx4090", {"d": 72, "dtype": "fp16"}),
+    "forward_d256_causal_h100": ("forward", "h100-sxm", {"d": 256, "causal": True}),
+    "delta_d128": ("delta", "a100", {"d": 128}),
+    "delta_d40_fp16": ("delta", "a100", {"d": 40, "dtype": "fp16"}),
+    "fused_d128_causal_a100": ("fused", "a100", {"d": 128, "causal": True}),
+    "fused_d64_h100": ("fused", "h100-sxm", {"d": 64}),
+    "fused_d72_causal_fp16_rtx4090": ("fused", "rtx4090", {"d": 72, "causal": True, "dtype": "fp16"}),
+    "convert_d128_a100": ("convert", "a100", {"d": 128}),
+    "convert_d64_h100": ("convert", "h100-sxm", {"d": 64}),
+    "dkdv_d128_a100": ("dkdv", "a100", {"d": 128}),
+    "dq_d128_causal_a100": ("dq", "a100", {"d": 128, "causal": True}),
+    "dq_d96_rtx4090": ("dq", "rtx4090", {"d": 96}),
+}
+
+
+def spec_of(kernel: KernelName, gpu: str, fields: dict[str, object]) -> KernelSpec:
+    problem, target = Problem(**{"dtype": "bf16", **fields}), find_gpu(gpu)  # type: ignore[arg-type]
+    return KernelSpec.of(kernel, problem, default_tile(kernel, problem, target), target.sm)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"{name}.cu", render(spec_of(*CASES[name])).text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_is_tidy(name: str) -> None:
+    """Key first, no include, no template left over, no blank pairs, no trailing space, lines that fit a screen."""
+    text = render(spec_of(*CASES[name])).text
+    assert text.startswith(f"// {spec_of(*CASES[name]).key}\n") and text.endswith("}\n")
+    assert "#include" not in text and "{{" not in text and "{%" not in text and "\t" not in text
+    assert not re.search(r"\n\n\n", text) and not re.search(r"[ ]+\n", text)
+    assert max(map(len, text.splitlines())) <= 140
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_barrier_names_its_hazard(name: str) -> None:
+    """A barrier without a reason is a barrier that somebody will remove."""
+    lines = render(spec_of(*CASES[name])).text.splitlines()
+    for number, line in enumerate(lines):
+        if "__syncthreads();" in line:
+            assert "//" in line or lines[number - 1].strip().startswith("//"), line
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_same_spec_gives_the_same_bytes(kernel: KernelName) -> None:
+    spec = spec_of(kernel, "a100", {"d": 128})
+    assert render(spec).text == render(spec).text
+    assert render(spec).text.count(f" {kernel}(") == 1
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_product_of_an_index_and_a_stride_is_32_bit(kernel: KernelName) -> None:
+    """Strides are 64-bit members, so a product with one is 64-bit; none is narrowed (BUG-09)."""
+    text = render(spec_of(kernel, "a100", {"d": 128})).text
+    assert "i64 batch, head, row;" in text
+    assert not re.search(r"static_cast<(?:int|u32)>\([^)]*\.(?:row|head|batch)\b", text)
+    assert not re.search(r"\b(?:int|u32) \w+ = [^;]*\.(?:row|head|batch)\b", text)
