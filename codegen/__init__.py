@@ -5,21 +5,42 @@
 'bf16 d=128 causal'
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import FlashsmithError
 from .spec.problem import Problem
 
 if TYPE_CHECKING:
+    from . import compat
+    from .huggingface import register_transformers
     from .load import Loaded, load_best, load_pass
+    from .torch_op import attention
 
-__all__ = ["FlashsmithError", "Loaded", "Problem", "load_best", "load_pass"]
+__all__ = [
+    "FlashsmithError",
+    "Loaded",
+    "Problem",
+    "attention",
+    "compat",
+    "load_best",
+    "load_pass",
+    "register_transformers",
+]
+
+_HOME = {
+    "Loaded": ".load",
+    "attention": ".torch_op",
+    "load_best": ".load",
+    "load_pass": ".load",
+    "register_transformers": ".huggingface",
+}
 
 
 def __getattr__(name: str) -> Any:
     """What needs NVRTC, PyTorch or Optuna is imported when it is first asked for."""
-    if name in __all__:
-        from . import load
-
-        return getattr(load, name)
+    if name == "compat":
+        return import_module(".compat", __name__)
+    if name in _HOME:
+        return getattr(import_module(_HOME[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .compile import compile_source
 from .errors import CompileError, NothingFound, RenderError
@@ -109,7 +109,9 @@ class _Search:
         self._left = trials
         self._seen: set[Tile] = set()
         self._choices = choices(kernel, problem)
-        for tile in (default_tile(kernel, problem, gpu), *published_tiles(kernel, problem, gpu)):
+        default = default_tile(kernel, problem, gpu)
+        self._flags = {name for name, value in asdict(default).items() if isinstance(value, bool)}
+        for tile in (default, *published_tiles(kernel, problem, gpu)):
             values = {name: int(value) for name, value in asdict(tile).items()}
             if all(values[name] in allowed for name, allowed in self._choices.items()):
                 self._study.enqueue_trial(values, skip_if_exists=True)
@@ -142,16 +144,16 @@ class _Search:
             self._study.tell(trial, candidate.prediction.seconds)
 
     def _suggest(self, trial: optuna.Trial) -> Tile:
-        values: dict[str, int] = {}
+        values: dict[str, Any] = {}
         for name, allowed in self._choices.items():
             step = allowed[1] - allowed[0] if len(allowed) > 1 else 1
             if list(allowed) == list(range(allowed[0], allowed[-1] + 1, step)):
                 values[name] = trial.suggest_int(name, allowed[0], allowed[-1], step=step)
             else:
                 values[name] = int(trial.suggest_categorical(name, list(allowed)))
-        kind = TILE_OF[self._kernel]
-        flags = {name for name, field_ in kind.__dataclass_fields__.items() if field_.type in ("bool", bool)}
-        return kind(**{name: bool(value) if name in flags else value for name, value in values.items()})
+        for name in values.keys() & self._flags:
+            values[name] = bool(values[name])
+        return TILE_OF[self._kernel](**values)
 
 
 def choices(kernel: KernelName, problem: Problem) -> Choices:

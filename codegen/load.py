@@ -52,8 +52,8 @@ class Loaded:
 def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", folder: Path | None = None) -> Loaded:
     """The best kernel for `problem`.
 
-    An exact record; else the record of the nearest length on the same GPU; else a record of a GPU of the same class (sm,
-    shared memory, tensor rate); else a default computed by arithmetic. dtype, d, mask, kernel and sm are never
+    An exact record; else the record of the nearest length on the same GPU; else a record of a GPU of the same class
+    (sm, shared memory, tensor rate); else a default computed by arithmetic. dtype, d, mask, kernel and sm are never
     approximated. Records in `folder` (by default the user's) go before those that the package ships.
 
     Raises UnknownGpu, BadProblem; NoTunedKernel if not even the default fits.
@@ -61,7 +61,8 @@ def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", fol
     target = served_gpu(gpu) if isinstance(gpu, str) else gpu
     folders = (folder or paths.user_tuned_dir(), paths.shipped_tuned_dir())
     recorded: KernelName = "fused" if kernel == "convert" else kernel  # convert reads what fused accumulates
-    for rung, name in (("record", target.key), ("near length", target.key), *_same_class(target)):
+    rungs: list[tuple[Rung, str]] = [("record", target.key), ("near length", target.key), *_same_class(target)]
+    for rung, name in rungs:
         for path in (record_path(f, name) for f in folders):
             record = _nearest(_fitting(read_records(path), recorded, problem, target), problem, exact=rung == "record")
             if record is not None:

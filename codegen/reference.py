@@ -1,8 +1,8 @@
 """Compute attention and its gradient in float64, written for reading.
 
 Every array is [B, H, N, d] or, per row, [B, H, N]. The formulas are those of the FlashAttention paper (Dao et al.,
-2022, section 2 and appendix B): S = scale Q K^T, P = softmax(S), O = P V; dV = P^T dO, dP = dO V^T, dS = P o (dP - delta),
-dQ = scale dS K, dK = scale dS^T Q, with delta = rowsum(dO o O).
+2022, section 2 and appendix B): S = scale Q K^T, P = softmax(S), O = P V; dV = P^T dO, dP = dO V^T,
+dS = P o (dP - delta), dQ = scale dS K, dK = scale dS^T Q, with delta = rowsum(dO o O).
 """
 
 from __future__ import annotations

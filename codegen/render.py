@@ -8,7 +8,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 
 from .errors import RenderError
-from .spec import backward_shape, limits
+from .spec import backward_shape, forward_shape, limits
 from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import smem_bytes
 
@@ -51,10 +51,9 @@ def render(spec: KernelSpec) -> Source:
     """The CUDA text of `spec`: the same bytes for the same spec, on any machine. Raises RenderError."""
     name = TEMPLATES[spec.kernel]
     try:
-        text = (
-            _environment()
-            .get_template(name)
-            .render(spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, template=name)
+        template = _environment().get_template(name)
+        text = template.render(
+            spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, forward=forward_shape, template=name
         )
     except TemplateError as error:
         raise RenderError(f"{name} for {spec.key}: {error}") from error

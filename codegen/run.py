@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .compile import Binary
 from .engines.engine import Engine, Tensor, Value
 from .errors import LaunchError
 from .spec import limits
-from .spec.kernel import PAD_ROWS, STATS, KernelName, KernelSpec
+from .spec.backward_shape import padded_columns
+from .spec.backward_shape import padded_columns
+from .spec.kernel import FUSED, PAD_ROWS, SPLIT, STATS, KernelName, KernelSpec
 from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile
 
 LOG2_E = math.log2(math.e)
 MAX_GRID = 2**31 - 1  # blocks in x
+MAKES: dict[KernelName, tuple[str, ...]] = {
+    "forward": (), "delta": (), "fused": ("dK", "dV"), "convert": ("dQ",), "dkdv": ("dK", "dV"), "dq": ("dQ",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +59,23 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """dQ [B, Hq, Nq, d]; dK and dV [B, Hk, Nk, d]."""
+    """dQ [B, Hq, Nq, d]; dK and dV [B, Hk, Nk, d]; None for those whose kernel was not asked for."""
 
-    dQ: Tensor
-    dK: Tensor
-    dV: Tensor
+    dQ: Tensor | None
+    dK: Tensor | None
+    dV: Tensor | None
 
 
-def run_forward(engine: Engine, binary: Binary, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Forward:
-    """One forward pass. Raises LaunchError."""
+def run_forward(
+    engine: Engine, binary: Binary, q: Tensor, k: Tensor, v: Tensor, scale: float, *, bnhd: bool = False
+) -> Forward:
+    """One forward pass. `bnhd`: O lies in memory as [B, Nq, Hq, d]. Raises LaunchError."""
     sizes = Sizes.of(q, k)
     rows = (sizes.B, sizes.Hq, sizes.Nq)
     if 0 in rows or sizes.Nk == 0:  # a row without keys: O = 0, m = -inf, l = 0
         m = engine.tensor(np.full(rows, -np.inf, np.float32))
-        return Forward(engine.zeros(q.shape, q.dtype), m, engine.zeros(rows, np.float32))
-    out = Forward(engine.empty(q.shape, q.dtype), engine.empty(rows, np.float32), engine.empty(rows, np.float32))
+        return Forward(_like(engine.zeros, q, bnhd), m, engine.zeros(rows, np.float32))
+    out = Forward(_like(engine.empty, q, bnhd), engine.empty(rows, np.float32), engine.empty(rows, np.float32))
     tensors = {"Q": q, "K": k, "V": v, "O": out.O, "m": out.m, "l": out.l}
     _launch(engine, binary, tensors, sizes, scale)
     return out
@@ -82,25 +90,34 @@ def run_backward(
     forward: Forward,
     dO: Tensor,
     scale: float,
+    dlse: Tensor | None = None,
+    *,
+    bnhd: bool = False,
 ) -> Gradients:
-    """One backward pass: delta, then fused and convert if `binaries` has them, else dkdv and dq. Raises LaunchError."""
+    """One backward pass: delta, then fused and convert, dkdv and dq, or only one of these, as `binaries` has them.
+
+    dlse [B, Hq, Nq], float32: the gradient of lse = m + ln l, if there is one. `bnhd`: the gradients lie in memory as
+    [B, N, H, d]. Raises LaunchError.
+    """
+    if dlse is not None:  # dS = P o (dP - delta + dlse): delta is where it goes in
+        raise NotImplementedError("the gradient of lse is not served by the kernels yet.")
     sizes = Sizes.of(q, k)
-    if 0 in (sizes.B, sizes.Hq, sizes.Nq, sizes.Nk):
-        return Gradients(*(engine.zeros(x.shape, x.dtype) for x in (q, k, v)))
-    out = Gradients(*(engine.empty(x.shape, x.dtype) for x in (q, k, v)))
+    nothing = 0 in (sizes.B, sizes.Hq, sizes.Nq, sizes.Nk)  # to launch: all gradients are 0
+    allocate = engine.zeros if nothing else engine.empty
+    made = {gradient for kernel in binaries for gradient in MAKES[kernel]}
+    outputs = {name: _like(allocate, x, bnhd) for name, x in (("dQ", q), ("dK", k), ("dV", v)) if name in made}
+    out = Gradients(outputs.get("dQ"), outputs.get("dK"), outputs.get("dV"))
+    if nothing:
+        return out
     stats = engine.empty((sizes.stats_rows, STATS), np.float32)
     tensors = {
-        "Q": q, "K": k, "V": v, "O": forward.O, "m": forward.m, "l": forward.l, "dO": dO,
-        "stats": stats, "dQ": out.dQ, "dK": out.dK, "dV": out.dV,
+        "Q": q, "K": k, "V": v, "O": forward.O, "m": forward.m, "l": forward.l, "dO": dO, "stats": stats, **outputs,
     }  # fmt: skip
-    _launch(engine, binaries["delta"], tensors, sizes, scale)
     if "fused" in binaries:
         tensors["dQ_acc"] = engine.zeros((dq_accumulator_floats(binaries["fused"].spec, sizes),), np.float32)
-        _launch(engine, binaries["fused"], tensors, sizes, scale)
-        _launch(engine, binaries["convert"], tensors, sizes, scale)
-    else:
-        _launch(engine, binaries["dkdv"], tensors, sizes, scale)
-        _launch(engine, binaries["dq"], tensors, sizes, scale)
+    for kernel in (*FUSED, *SPLIT[1:]):
+        if kernel in binaries:
+            _launch(engine, binaries[kernel], tensors, sizes, scale)
     return out
 
 
@@ -111,17 +128,26 @@ def grid(spec: KernelSpec, sizes: Sizes) -> int:
         blocks = _ceil(sizes.Nq, tile.Br) * sizes.B * sizes.Hq  # type: ignore[union-attr]
     elif isinstance(tile, KeyBlockTile):
         blocks = _ceil(sizes.Nk, tile.Bc) * sizes.B * sizes.Hk
-    else:  # delta: a warp a row
-        blocks = _ceil(sizes.stats_rows, tile.warps)
+    else:  # delta
+        blocks = sizes.stats_rows // PAD_ROWS
     if blocks > MAX_GRID:
         raise LaunchError(f"{spec.key}: {blocks} blocks, and a grid has at most {MAX_GRID} in x. Split the batch.")
     return blocks
 
 
 def dq_accumulator_floats(spec: KernelSpec, sizes: Sizes) -> int:
-    """Elements of fused's dQ accumulator: whole tiles of Br rows, d padded to 16 columns."""
+    """Elements of fused's dQ accumulator: whole tiles of Br rows, as many columns as rows have in shared memory."""
     Br = spec.tile.Br  # type: ignore[union-attr]
-    return sizes.B * sizes.Hq * _ceil(sizes.Nq, Br) * Br * (_ceil(spec.d, 16) * 16)
+    return sizes.B * sizes.Hq * _ceil(sizes.Nq, Br) * Br * padded_columns(spec)
+
+
+def _like(allocate: Callable[[tuple[int, ...], DTypeLike], Tensor], x: Tensor, bnhd: bool) -> Tensor:
+    """A tensor like x [B, H, N, d], its memory in that order or as [B, N, H, d]."""
+    if not bnhd:
+        return allocate(x.shape, x.dtype)
+    B, H, N, d = x.shape
+    out = allocate((B, N, H, d), x.dtype)
+    return replace(out, shape=x.shape, strides=tuple(out.strides[axis] for axis in (0, 2, 1, 3)))
 
 
 def _launch(engine: Engine, binary: Binary, tensors: Mapping[str, Tensor], sizes: Sizes, scale: float) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flashsmith.compile import Binary, compile_source
 from flashsmith.load import load_pass
-from flashsmith.predict import predict, predict_pass, sizes_of, tiles_per_block, work_of
+from flashsmith.predict import predict, predict_pass, sizes_of, work_of
 from flashsmith.reference import visible
 from flashsmith.render import render
 from flashsmith.run import grid
@@ -16,6 +16,7 @@ from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import GPUS, find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
 from flashsmith.spec.problem import Pass, Problem
+from flashsmith.work import masked_share, tiles_per_block
 
 A100 = find_gpu("a100")
 
@@ -33,17 +34,26 @@ def test_tiles_of_a_block_are_those_that_see_something(kernel: KernelName, Nq: i
     spec = spec_of(kernel, problem)
     tile, mask = spec.tile, visible(Nq, Nk, causal)
     rows, keys = -(-Nq // tile.Br), -(-Nk // tile.Bc)  # type: ignore[union-attr]
-    seen = np.zeros((rows, keys), bool)
-    for i, j in zip(*np.nonzero(mask), strict=True):
-        seen[i // tile.Br, j // tile.Bc] = True  # type: ignore[union-attr]
+    whole = np.zeros((rows * tile.Br, keys * tile.Bc), bool)  # type: ignore[union-attr]
+    whole[:Nq, :Nk] = mask
+    whole[Nq:] = whole[Nq - 1]  # rows past the end are masked by nobody: they are not stored
+    pairs = whole.reshape(rows, tile.Br, keys, tile.Bc).transpose(0, 2, 1, 3)  # type: ignore[union-attr]
+    seen = pairs.any((2, 3))
     got = tiles_per_block(spec, sizes_of(problem))
     if kernel in ("forward", "dq"):
         want = [int(np.nonzero(row)[0].max(initial=-1)) + 1 for row in seen]
-        assert sorted(got) == sorted(want) and (not causal or list(got) == sorted(got, reverse=True))
+        heads = 4 if kernel == "forward" else 1  # its blocks mix the heads that share the L2 cache
+        assert sorted(got) == sorted(want * heads) and (not causal or list(got) == sorted(got, reverse=True))
     else:
         want = [2 * (rows - int(np.nonzero(column)[0].min(initial=rows))) for column in seen.T]
         assert list(got) == want
     assert grid(spec, sizes_of(problem)) % len(got) == 0
+    walked = np.zeros_like(seen)
+    for i in range(rows):
+        for j in range(keys):
+            walked[i, j] = seen[i, j:].any() if kernel in ("forward", "dq") else seen[: i + 1, j].any()
+    masked = walked & ~pairs.all((2, 3))
+    assert masked_share(spec, sizes_of(problem)) == pytest.approx(masked.sum() / max(1, walked.sum()), abs=0.02)
 
 
 def test_executed_flops_without_a_mask_are_the_credited_ones() -> None:
@@ -66,7 +76,8 @@ def test_a_prediction_says_what_bounds_it(kernels: dict[Pass, dict[KernelName, B
     problem = Problem(dtype="bf16", d=64, B=2, Nq=8192)
     prediction = predict(kernels["forward"]["forward"], problem, A100)
     assert 150 < prediction.tflops < A100.peak_tflops
-    assert 0 < prediction.pipes["tensor"] < 1 and prediction.bound_by.endswith(".") and prediction.spills_in_loop == 0
+    assert 0 < prediction.pipes["tensor"] < 1 and "tensor cores" in prediction.bound_by
+    assert prediction.spills_in_loop == 0
 
 
 def test_time_grows_with_the_work(kernels: dict[Pass, dict[KernelName, Binary]]) -> None:

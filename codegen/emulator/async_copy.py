@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .access import Access
+from .errors import EmulatorError
+
 if TYPE_CHECKING:
     from .batch import Batch
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 
 class _Copies(NamedTuple):
@@ -26,9 +29,7 @@ class _Copies(NamedTuple):
     def part(self, keep: Array) -> _Copies:
         """Some of them."""
         amount = None if self.amount is None else self.amount[keep]
-        return _Copies(
-            self.threads[keep], self.target[keep], self.source[keep], self.size, amount, self.group[keep]
-        )
+        return _Copies(self.threads[keep], self.target[keep], self.source[keep], self.size, amount, self.group[keep])
 
 
 class CopyQueue:
@@ -44,7 +45,7 @@ class CopyQueue:
         self._group.fill(0)
         self._pending.clear()
 
-    def add(self, threads: Array, target: Array, source: Array, size: int, amount: Array | None, at: int) -> None:
+    def add(self, threads: Array, target: Array, source: Array, size: int, amount: Array | None) -> None:
         """Queue copies; they belong to the group that their thread commits next."""
         self._pending.append(_Copies(threads, target, source, size, amount, self._group[threads]))
 
@@ -60,11 +61,11 @@ class CopyQueue:
         kept: list[_Copies] = []
         for copies in self._pending:
             ready = copies.group < self._group[copies.threads] - pending
-            if mask is not None:
+            if mask is not None or copies.threads[0] < low or copies.threads[-1] >= high:
                 inside = (copies.threads >= low) & (copies.threads < high)
-                ready &= inside & mask[np.clip(copies.threads - low, 0, high - low - 1)]
-            elif copies.threads[0] < low or copies.threads[-1] >= high:
-                ready &= (copies.threads >= low) & (copies.threads < high)
+                if mask is not None:
+                    inside &= mask[np.clip(copies.threads - low, 0, high - low - 1)]
+                ready &= inside
             if ready.all():
                 self._apply(copies, at)
             elif ready.any():
@@ -83,3 +84,43 @@ class CopyQueue:
         self._batch.shared_views[copies.size][copies.target >> shift] = items
         if self._batch.detector is not None:
             self._batch.detector.landed(copies.target, copies.size, copies.threads, at)
+
+
+def copy_async(
+    access: Access, target: Array, source: Array, size: int, amount: Array | None, lanes: Array | None, at: int
+) -> None:
+    """cp.async: checked and counted now, done at the wait that covers it. `amount` bytes are read, the rest is zero."""
+    if lanes is not None and not lanes.size:
+        return
+    active = access.active(lanes)
+    to = access.in_shared(target, size, lanes, at, size)
+    if access.batch.detector is not None:
+        access.batch.detector.write(to, size, access.threads(lanes), at, None)
+    access.batch.writes += 1
+    if amount is not None:
+        amount = np.broadcast_to(amount, access.n)[active]
+        if (amount > size).any():
+            bad = int((amount > size).argmax())
+            access.fail(EmulatorError, at, lanes, bad, f"src-size {int(amount[bad])} exceeds the copy's {size} bytes")
+        if (amount == size).all():
+            amount = None
+    if amount is None:
+        offset, _ = access.in_global(source, size, lanes, at, size)
+    else:
+        offset = np.zeros(active.size, "i8")
+        for count in np.unique(amount):
+            part = np.flatnonzero(amount == count)
+            if count:  # what is not read is not checked
+                offset[part], _ = access.in_global(source, int(count), active[part], at, size)
+    access.counters.async_copied_bytes += size * active.size
+    access.batch.copies.add(active + access.low, to, offset, size, amount)
+
+
+def commit_copies(access: Access, mask: Array | None) -> None:
+    """cp.async.commit_group."""
+    access.batch.copies.commit(access.low, access.high, mask)
+
+
+def wait_for_copies(access: Access, pending: int, mask: Array | None, at: int) -> None:
+    """cp.async.wait_group."""
+    access.batch.copies.wait(access.low, access.high, pending, mask, at)

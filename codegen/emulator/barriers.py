@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .instructions import Instruction
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 BARRIERS = 16
 _RUNNING = -1
@@ -28,7 +28,7 @@ class Barriers:
         self._waiting = 0
         self._arrived = np.zeros((batch.blocks, BARRIERS), "i4")
         self._expected = np.zeros((batch.blocks, BARRIERS), "i4")  # 0: all threads of the block that have not exited
-        self._joined: dict[tuple[int, int], list[Array]] = {}  # warps that arrived, for the race detector
+        self._known: dict[tuple[int, int], list[Array]] = {}  # what those who arrived know, for the race detector
 
     @property
     def waiting(self) -> Array | None:
@@ -42,9 +42,10 @@ class Barriers:
         if batch.detector is not None:
             batch.detector.barrier_all(low // 32, high // 32)
 
-    def arrive(self, threads: Array, number: Array, count: Array | None, instruction: Instruction) -> None:
-        """Threads come to a barrier; those of `bar.arrive` do not wait."""
+    def arrive(self, threads: Array, number: Array, count: Array | None, ended: int) -> None:
+        """Threads come to the barrier that ends a basic block; those of `bar.arrive` do not wait."""
         batch = self._batch
+        instruction = batch.program.blocks[ended].all_instructions[-1]
         waits = "arrive" not in instruction.modifiers
         if instruction.base == "bar" or "aligned" in instruction.modifiers:
             self._check_whole_warps(threads, instruction)
@@ -69,7 +70,8 @@ class Barriers:
             self._waiting += threads.size
         for one, slot in {(int(a), int(b)) for a, b in zip(block, number, strict=True)}:
             mine = threads[(block == one) & (number == slot)]
-            self._joined.setdefault((one, slot), []).append(np.unique(mine >> 5))
+            if batch.detector is not None:
+                self._known.setdefault((one, slot), []).append(batch.detector.arrive(np.unique(mine >> 5)))
             self._release(one, slot, instruction)
 
     def _check_whole_warps(self, threads: Array, instruction: Instruction) -> None:
@@ -100,10 +102,9 @@ class Barriers:
         self._waiting -= int(released.sum())
         self._arrived[block, number] = 0
         batch.counters.barriers += 1
-        joined = self._joined.pop((block, number), [])
-        if batch.detector is not None and joined:
-            waiting = np.unique(np.flatnonzero(released) + block * per_block >> 5)
-            batch.detector.barrier(np.unique(np.concatenate(joined)), waiting)
+        known = self._known.pop((block, number), [])
+        if batch.detector is not None and known:
+            batch.detector.release(known, np.unique(np.flatnonzero(released) + block * per_block >> 5))
 
     def recheck(self) -> None:
         """Threads have exited: barriers of all living threads may now be complete."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,10 @@ from .memory import ITEM_TYPES, GlobalMemory
 from .namespace import NAMES
 from .program import Program
 from .races import RaceDetector
+from .special import special_register
 from .window import Window
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 END = 1 << 30
 """Program counter of a thread that has exited."""
@@ -25,55 +27,62 @@ END = 1 << 30
 _ROWS = 64  # arrays of one width that are allocated at a time
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all batches of a launch have in common. `params` is the parameter memory."""
+
+    program: Program
+    block_size: tuple[int, int, int]
+    grid: tuple[int, int, int]
+    shared_bytes: int
+    params: bytes
+    memory: GlobalMemory
+    counters: Counters
+    detector: RaceDetector | None
+    count: bool
+
+
 class Batch:
     """Thread blocks in lock-step. Threads lie block after block, each block padded to whole warps."""
 
-    def __init__(
-        self,
-        program: Program,
-        blocks: int,
-        block_size: tuple[int, int, int],
-        grid: tuple[int, int, int],
-        shared_bytes: int,
-        memory: GlobalMemory,
-        params: bytes,
-        counters: Counters,
-        detector: RaceDetector | None,
-        count: bool,
-    ) -> None:
-        self.program, self.blocks, self.memory, self.counters = program, blocks, memory, counters
-        self.block_size, self.grid = block_size, grid
-        self.block_threads = block_size[0] * block_size[1] * block_size[2]
-        self.warps_per_block = -(-self.block_threads // 32)
+    def __init__(self, plan: Plan, blocks: int) -> None:
+        self.program, self.memory, self.counters = plan.program, plan.memory, plan.counters
+        self.detector, self.count = plan.detector, plan.count
+        self.block_size, self.grid, self.blocks = plan.block_size, plan.grid, blocks
+        self.params = np.frombuffer(plan.params + bytes(-len(plan.params) % 16), "u1")
+        self.param_bytes = len(plan.params)
+        threads_in_block = plan.block_size[0] * plan.block_size[1] * plan.block_size[2]
+        self.warps_per_block = -(-threads_in_block // 32)
         self.threads_per_block = 32 * self.warps_per_block
         self.threads = blocks * self.threads_per_block
-        self.shared_bytes = shared_bytes
-        self.shared_stride = max(16, -(-shared_bytes // 16) * 16)
-        self.local_stride = -(-program.local.static_bytes // 16) * 16
-        self.shared = _aligned(blocks * self.shared_stride)
-        self.shared_views = {size: self.shared.view(code) for size, code in _items(self.shared)}
-        self.local = _aligned(self.threads * self.local_stride)
-        self.local_views = {size: self.local.view(code) for size, code in _items(self.local)}
-        self.params = np.frombuffer(params + bytes(-len(params) % 16), "u1")
-        self.param_bytes = len(params)
         thread = np.arange(self.threads, dtype="i8")
         self.block_of = thread // self.threads_per_block
-        self.shared_base = self.block_of * self.shared_stride
-        self.local_base = thread * self.local_stride
         self.thread_in_block = (thread % self.threads_per_block).astype("u4")
-        self.warp_in_block = self.thread_in_block >> np.uint32(5)
-        self.padding = self.thread_in_block >= self.block_threads
-        self.pc = np.zeros(self.threads, "i4")
-        self.copies = CopyQueue(self)
-        self.detector = detector
-        self.count = count
-        self.first_block_threads = 0
+        self._padding = self.thread_in_block >= threads_in_block
         self.block_ids = np.zeros((blocks, 3), "u4")
+        self.pc = np.zeros(self.threads, "i4")
+        self.writes = 0  # stores, atomics and copies so far: a loop that spins makes none
+        self.barrier: list[tuple[Array, Array | None]] = []  # operands of the barrier or jump that ended a block
+        self.first_block_threads = 0
+        self._make_memory(plan.shared_bytes)
+        self.copies = CopyQueue(self)
         self._special: dict[str, Array] = {}
-        self._registers: dict[tuple[int, str | int], Array] = {}
-        self._free_rows: dict[int, list[Array]] = {1: [], 2: [], 4: [], 8: [], 16: []}
+        self._registers: dict[tuple[int, str | int], Array] = {}  # by bytes and Binding.key
+        self._free_rows: dict[int, list[Array]] = {1: [], 2: [], 4: [], 8: []}
         self._windows: dict[tuple[int, int], Window] = {}
         self._functions: dict[tuple[int, bool, int, int], FunctionType] = {}
+
+    def _make_memory(self, shared_bytes: int) -> None:
+        """Shared memory for each block and local memory for each thread, one behind the other."""
+        self.shared_bytes = shared_bytes
+        self.shared_stride = max(16, -(-shared_bytes // 16) * 16)
+        self.shared = _aligned(self.blocks * self.shared_stride)
+        self.shared_views = _views(self.shared)
+        self.shared_base = self.block_of * self.shared_stride
+        local_stride = -(-self.program.local.static_bytes // 16) * 16
+        self.local = _aligned(self.threads * local_stride)
+        self.local_views = _views(self.local)
+        self.local_base = np.arange(self.threads) * local_stride
 
     def start(self, block_ids: Array, first: bool) -> None:
         """Begin with new thread blocks: poisoned shared memory, all threads at the start."""
@@ -84,7 +93,7 @@ class Batch:
         self.shared.fill(0xFF)
         self.local.fill(0xFF)
         self.pc.fill(0)
-        self.pc[self.padding] = END
+        self.pc[self._padding] = END
         self.copies.clear()
         self.first_block_threads = self.threads_per_block if first and self.count else 0
         if self.detector is not None:
@@ -100,65 +109,29 @@ class Batch:
         row = self._free_rows[width].pop()
         return row.view(bool) if width == 1 else row.view(ITEM_TYPES[width])
 
-    def register(self, name: str, slots: dict[str, int]) -> Array:
-        """The array of a register; registers that live within one block share arrays by slot."""
-        width = self.program.width(name)
-        key: tuple[int, str | int] = (width, slots.get(name, name))
-        if key not in self._registers:
-            self._registers[key] = self._row(width)
-        return self._registers[key]
-
     def special(self, name: str) -> Array:
         """The array of a special register such as %tid.x."""
         if name not in self._special:
-            self._special[name] = self._make_special(name)
+            self._special[name] = special_register(self, name)
         return self._special[name]
 
-    def _make_special(self, name: str) -> Array:
-        x, y, _ = self.block_size
-        thread = self.thread_in_block
-        lane = thread & np.uint32(31)
-        one = np.uint32(1)
-        full = np.full(self.threads, 0, "u4")
-        base, _, axis = name.partition(".")
-        index = "xyz".find(axis) if axis else -1
-        if base == "%tid" and index >= 0:
-            return (thread % x, thread // x % y, thread // (x * y))[index].astype("u4")
-        if base == "%ctaid" and index >= 0:
-            return self.block_ids[self.block_of, index].astype("u4")
-        if base in ("%ntid", "%nctaid") and index >= 0:
-            return full + np.uint32((self.block_size if base == "%ntid" else self.grid)[index])
-        values: dict[str, Array] = {
-            "%laneid": lane,
-            "%warpid": self.warp_in_block,
-            "%nwarpid": full + np.uint32(self.warps_per_block),
-            "%lanemask_eq": one << lane,
-            "%lanemask_lt": (one << lane) - one,
-            "%lanemask_le": (one << lane) | ((one << lane) - one),
-            "%lanemask_gt": ~((one << lane) | ((one << lane) - one)),
-            "%lanemask_ge": ~((one << lane) - one),
-            "%dynamic_smem_size": full + np.uint32(self.shared_bytes - self.program.shared.dynamic_offset),
-            "%total_smem_size": full + np.uint32(self.shared_bytes),
-            "%gridid": np.zeros(self.threads, "u8"),
-        }
-        if name not in values:
-            from .errors import UnknownInstruction
-
-            raise UnknownInstruction(f"the special register {name} is not implemented")
-        return values[name]
-
-    def _view(self, binding: Binding, slots: dict[str, int], low: int, high: int) -> Array:
-        name, code, narrow = binding
-        if name in self.program.registers:
-            array = self.register(name, slots)[low:high]
+    def _view(self, binding: Binding, low: int, high: int) -> Array:
+        key, width, code = binding
+        if not width:
+            array = self.special(str(key))[low:high]
+            if code == "u8" or code == "i8":
+                return array.astype(code)
+            width = 4
         else:
-            array = self.special(name)[low:high]
+            whole = self._registers.get((width, key))
+            if whole is None:
+                whole = self._registers[width, key] = self._row(width)
+            array = whole[low:high]
         if code == "b1":
             return array
-        width = array.dtype.itemsize
-        if width < int(code[1]):
-            return array.astype(code)
-        return array.view(code)[:: width // int(code[1])] if narrow or width > int(code[1]) else array.view(code)
+        view: Array = array.view(code)
+        step = width // int(code[1])
+        return view if step == 1 else view[::step]
 
     def window(self, low: int, high: int) -> Window:
         """The executor of memory instructions for threads low .. high."""
@@ -178,9 +151,9 @@ class Batch:
             names: dict[str, Any] = dict(NAMES)
             names.update(lowered.constants)
             for python, binding in lowered.bindings.items():
-                names[python] = self._view(binding, lowered.slots, low, high)
+                names[python] = self._view(binding, low, high)
             window = self.window(low, high)
-            names.update(W=window, n=high - low, B=window.barrier)
+            names.update(W=window, n=high - low, B=self.barrier)
             found = self._functions[key] = FunctionType(lowered.code, names)
         return found
 
@@ -198,6 +171,18 @@ class Batch:
         gone = self.pc[low:high] >= END
         return np.packbits(gone.reshape(-1, 32), axis=1, bitorder="little").view("u4")
 
+    def register_state(self, low: int, high: int) -> list[Array]:
+        """A copy of all registers of a range of threads."""
+        return [array[low:high].copy() for array in self._registers.values()]
+
+    def same_registers(self, state: list[Array], low: int, high: int) -> bool:
+        """Whether the registers still are what they were."""
+        arrays = list(self._registers.values())
+        return len(arrays) == len(state) and all(
+            bool((array[low:high].view(f"u{array.dtype.itemsize}") == old.view(f"u{old.dtype.itemsize}")).all())
+            for array, old in zip(arrays, state, strict=True)
+        )
+
     def describe_thread(self, thread: int) -> str:
         """Block and thread indices, for messages."""
         x, y, z = (int(v) for v in self.block_ids[self.block_of[thread]])
@@ -213,5 +198,5 @@ def _aligned(size: int) -> Array:
     return octets[start : start + size]
 
 
-def _items(octets: Array) -> list[tuple[int, str]]:
-    return [(size, code) for size, code in ITEM_TYPES.items() if octets.size % size == 0]
+def _views(octets: Array) -> dict[int, Array]:
+    return {size: octets.view(code) for size, code in ITEM_TYPES.items() if octets.size % size == 0}

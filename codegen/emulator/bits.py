@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 
 def widened(mask: Array, code: str) -> Array:
     """Booleans as integers of all ones or zero."""
-    return np.negative(mask.astype(code))
+    all_ones: Array = np.negative(mask.astype(code))
+    return all_ones
 
 
 def merge4(new: Array, old: Array, mask: Array) -> None:
@@ -41,7 +42,8 @@ def select(condition: Array, a: Array, b: Array, out: Array) -> None:
 def split(value: Array, n: int, code: str, parts: int) -> Array:
     """An array [n, parts] of the pieces of each value, low bits first."""
     whole = np.ascontiguousarray(np.broadcast_to(value, n))
-    return whole.view(code).reshape(n, parts).copy()
+    pieces: Array = whole.view(code).reshape(n, parts).copy()
+    return pieces
 
 
 def put(register: Array, lanes: Array | None, value: Array) -> None:

@@ -72,9 +72,7 @@ def cut_blocks(
     return blocks
 
 
-def _finish(
-    block: Block, block_at: dict[int, int], labels: dict[str, int], tables: dict[str, tuple[str, ...]]
-) -> None:
+def _finish(block: Block, block_at: dict[int, int], labels: dict[str, int], tables: dict[str, tuple[str, ...]]) -> None:
     names: tuple[str, ...] = ()
     if block.kind == "branch" and block.end is not None:
         names = (str(block.end.operands[0]),)
@@ -90,8 +88,7 @@ def _finish(
     for instruction in block.all_instructions:
         block.classes[instruction_class(instruction)] += 1
         if instruction.base == "mma":
-            product = product_of(instruction)
-            block.tensor_flops += product.flops if product else 0
+            block.tensor_flops += product_of(instruction).flops
 
 
 @dataclass(slots=True)
@@ -121,8 +118,8 @@ def schedule(block: Block, read_count: dict[str, int]) -> list[Item]:
     items: list[Item] = []
     queue = _TensorQueue(read_count)
     for instruction in block.instructions:
-        product = product_of(instruction) if instruction.base == "mma" and instruction.guard is None else None
-        if product is not None:
+        if instruction.base == "mma" and instruction.guard is None:
+            product = product_of(instruction)
             if not queue.accepts(product):
                 items.extend(queue.flush())
             queue.add(product, instruction)
@@ -174,7 +171,8 @@ class _TensorQueue:
     def _chain_of(self, product: Product) -> Chain | None:
         """The chain that this product continues, if nobody else wants the intermediate sum."""
         chain = self._by_result.get(product.C)
-        if chain is None or chain.kind != product.kind:
+        # sums in fp16 are rounded after every instruction, so those cannot become one longer product
+        if chain is None or chain.kind != product.kind or product.kind[1] != "f32":
             return None
         if product.D == product.C:
             return chain

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 
 class Counters:
@@ -34,20 +34,19 @@ class Counters:
         for number, times in zip(*np.unique(index, return_counts=True), strict=True):
             self.written[int(number)] += size * int(times)
 
-    def add_wavefronts(self, addresses: Array, lanes: Array, size: int) -> None:
-        """Account one shared access of threads `lanes` of a block, `size` bytes each.
+    def add_wavefronts(self, addresses: Array, lanes: Array | None, size: int) -> None:
+        """Account one shared access of threads `lanes` (from the start of a warp on), `size` bytes each.
 
         A wavefront moves up to 128 bytes, one word from each of 32 banks: accesses of 16 bytes go by quarters of a
         warp, 8 bytes by halves; within such a phase each bank serves one distinct word per wavefront. Patterns repeat
         from iteration to iteration up to a multiple of 128 bytes, so each distinct one is computed once.
         """
-        if not addresses.size:
-            return
         relative = addresses - (int(addresses[0]) & ~127)
-        key = (size, relative.tobytes(), lanes.tobytes())
+        key = (size, relative.tobytes(), b"" if lanes is None else lanes.tobytes())
         found = self._patterns.get(key)
         if found is None:
-            found = self._patterns[key] = count_wavefronts(relative, lanes, size)
+            threads = np.arange(addresses.size) if lanes is None else lanes
+            found = self._patterns[key] = count_wavefronts(relative, threads, size)
         self.wavefronts += found[0]
         self.wavefronts_ideal += found[1]
 
@@ -61,7 +60,7 @@ def count_wavefronts(addresses: Array, lanes: Array, size: int) -> tuple[int, in
     width = max(size, 4)
     banks = 128 // width
     phase = lanes.astype("i8") // min(banks, 32)
-    words = np.unique(np.stack([phase, addresses.astype("i8") // width]), axis=1)
-    phases, slot = np.unique(words[0], return_inverse=True)
-    load = np.bincount(slot * banks + words[1] % banks, minlength=phases.size * banks).reshape(-1, banks)
+    words = np.unique(phase << 40 | addresses.astype("i8") // width)
+    phases, slot = np.unique(words >> 40, return_inverse=True)
+    load = np.bincount(slot * banks + words % banks, minlength=phases.size * banks).reshape(-1, banks)
     return int(load.max(1).sum()), phases.size

@@ -9,8 +9,10 @@ from .instructions import Address, Instruction, Operand
 from .types import SIZE
 
 _NO_RESULT = frozenset(
-    "st red bra brx ret exit bar barrier membar fence cp stmatrix prefetch prefetchu trap nanosleep discard "
-    "applypriority griddepcontrol pmevent setmaxnreg brkpt".split()
+    {
+        *("st", "red", "cp", "stmatrix", "prefetch", "prefetchu", "membar", "fence", "nanosleep"),
+        *("bra", "brx", "ret", "exit", "bar", "barrier", "trap", "brkpt"),
+    }
 )
 
 

@@ -6,22 +6,27 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from .errors import PtxError, UnknownInstruction
 from .immediates import immediate_value, is_immediate
 from .instructions import Address, Instruction, Operand
+from .special import SPECIAL
 from .types import CODE, SIZE, UNSIGNED
 
 
 class Binding(NamedTuple):
-    """What a name in generated code stands for: a view of a register's array, or a special register."""
+    """What a name in generated code stands for: a view of a register's array, or a special register.
 
-    register: str
+    `key` is the name of a special register or one that outlives the block, or the number of the array that registers
+    of the block share; `width` is its bytes, 0 for a special register; `code` is how the code sees it.
+    """
+
+    key: str | int
+    width: int
     code: str
-    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,6 @@ class Lowered:
     code: CodeType
     bindings: dict[str, Binding]
     constants: dict[str, np.ndarray]
-    slots: dict[str, int]
 
 
 class Symbols(NamedTuple):
@@ -44,7 +48,7 @@ class Symbols(NamedTuple):
     local: dict[str, int]
     params: dict[str, int]
     globals: dict[str, int]
-    local_registers: Collection[str]
+    slots: dict[str, int]  # of registers that live within the block
     read: Collection[str]  # registers that some instruction reads
 
 
@@ -103,21 +107,21 @@ class Emitter:
         """Write a result: `template` computes it into `{d}`, an array of the type's NumPy code."""
         code = CODE[type_name]
         if name == "_":
-            self.emit(f"t = empty(n, {code})")
-            self.emit(template.format(d="t"))
+            self.emit(f"x = empty(n, {code})")
+            self.emit(template.format(d="x"))
             return
         target = self.register(name, code)
-        private = self._mask == "M" and name in self.symbols.local_registers
+        private = self._mask == "M" and name in self.symbols.slots
         if self._mask is None or private:
             self.emit(template.format(d=target))
             return
-        self.emit(f"t = empty(n, {code})")
-        self.emit(template.format(d="t"))
+        self.emit(f"x = empty(n, {code})")
+        self.emit(template.format(d="x"))
         if self._mask == "M" and SIZE[type_name] in (4, 8):
             self._uses.add(f"M{SIZE[type_name]}")
-            self.emit(f"merge{SIZE[type_name]}(t, {target}, M{SIZE[type_name]})")
+            self.emit(f"merge{SIZE[type_name]}(x, {target}, M{SIZE[type_name]})")
         else:
-            self.emit(f"putmask({target}, {self._mask}, t)")
+            self.emit(f"putmask({target}, {self._mask}, x)")
 
     def source_of(self) -> str:
         """The whole function."""
@@ -145,7 +149,11 @@ class Emitter:
         python = f"{re.sub(r'[%$.]', '_', name).lstrip('_')}_{'n' if narrow else ''}{code}"
         if not name.startswith("%"):
             python = "r_" + python
-        self.bindings[python] = Binding(name, code, narrow)
+        type_name = self.symbols.registers.get(name)
+        width = SIZE[type_name] if type_name else 0
+        binding = Binding(self.symbols.slots.get(name, name), width, code)
+        while self.bindings.setdefault(python, binding) != binding:
+            python += "_"  # %a_1, and %a of scope 1
         return python
 
     def source(self, operand: Operand, type_name: str) -> str:
@@ -159,8 +167,10 @@ class Emitter:
             if have < want:
                 raise PtxError(f"register {operand} of type .{registers[operand]} is read as .{type_name}")
             return self._bind(operand, code, have > want)
-        if operand.startswith("%"):
+        if operand in SPECIAL:
             return self._bind(operand, code, False)
+        if operand.startswith("%"):
+            raise UnknownInstruction(f"{operand} is neither a declared register nor a special one that is implemented")
         if type_name == "pred" and operand.startswith("!"):
             return f"logical_not({self.source(operand[1:], 'pred')})"
         return self.constant(self._constant_bits(operand, type_name), type_name)
@@ -197,7 +207,7 @@ class Emitter:
         """Expression for an address as unsigned integers; zero-dimensional when it is the same for all threads."""
         if not isinstance(operand, Address):
             raise PtxError(f"expected an address, found {operand}")
-        base, offset = operand
+        base, offset = operand.base, operand.offset
         if base in self.symbols.registers:
             type_name = UNSIGNED[SIZE[self.symbols.registers[base]]]
             value = self.source(base, type_name)
@@ -217,6 +227,6 @@ class Emitter:
                 self.unknown(instruction, f"type .{type_name}")
         return modifiers
 
-    def unknown(self, instruction: Instruction, what: str) -> None:
+    def unknown(self, instruction: Instruction, what: str) -> NoReturn:
         """Refuse an instruction."""
         raise UnknownInstruction(f"{instruction}: {what} of {instruction.opcode.text} is not implemented")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .rounding import _sum_to_odd
+from .rounding import sum_to_odd
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
-_F16_TO_F32 = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")
+F16_TO_F32: Array = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")
 _SIXTEEN = np.array(16, "u4")
 _ONE = np.array(1, "u4")
 _BELOW_HALF = np.array(0x7FFF, "u4")
@@ -22,12 +22,17 @@ _UPPER = np.array(0xFFFF0000, "u4")
 def widened_half(bits: Array, brain: bool) -> Array:
     """float32 values of 16-bit floats given as bits."""
     if brain:
-        return np.left_shift(bits.astype("u4"), 16).view("f4")
-    return _F16_TO_F32.take(bits)
+        wide: Array = np.left_shift(bits.astype("u4"), 16)
+        return wide.view("f4")
+    return F16_TO_F32.take(bits)
 
 
 def _f16_bits(x: Array) -> Array:
     return x.astype("f2").view("u2")
+
+
+def _bf16_bits(x: Array) -> Array:
+    return np.right_shift(_rounded_bf16(x), _SIXTEEN).astype("u2")
 
 
 def _rounded_bf16(x: Array) -> Array:
@@ -43,9 +48,10 @@ def _rounded_bf16(x: Array) -> Array:
 
 def pack_f16(high: Array, low: Array, out: Array) -> None:
     """Two float32 as a pair of fp16."""
+    low_bits, high_bits = _f16_bits(low), _f16_bits(high)  # before anything is written: out may be one of both
     pair = out.view("u2").reshape(-1, 2)
-    pair[:, 0] = _f16_bits(low)
-    pair[:, 1] = _f16_bits(high)
+    pair[:, 0] = low_bits
+    pair[:, 1] = high_bits
 
 
 def pack_bf16(high: Array, low: Array, out: Array) -> None:
@@ -61,7 +67,7 @@ def to_f16(x: Array, out: Array) -> None:
 
 def to_bf16(x: Array, out: Array) -> None:
     """float32 to bf16 bits, to nearest even."""
-    np.copyto(out, np.right_shift(_rounded_bf16(x), _SIXTEEN), casting="unsafe")
+    np.copyto(out, _bf16_bits(x))
 
 
 def to_f16_rz(x: Array, out: Array) -> None:
@@ -81,16 +87,19 @@ def to_bf16_rz(x: Array, out: Array) -> None:
 
 def pack_f16_rz(high: Array, low: Array, out: Array) -> None:
     """Two float32 as a pair of fp16, towards zero."""
-    pair = out.view("u2").reshape(-1, 2)
-    to_f16_rz(low, pair[:, 0])
-    to_f16_rz(high, pair[:, 1])
+    _pack_with(to_f16_rz, high, low, out)
 
 
 def pack_bf16_rz(high: Array, low: Array, out: Array) -> None:
     """Two float32 as a pair of bf16, towards zero."""
-    pair = out.view("u2").reshape(-1, 2)
-    to_bf16_rz(low, pair[:, 0])
-    to_bf16_rz(high, pair[:, 1])
+    _pack_with(to_bf16_rz, high, low, out)
+
+
+def _pack_with(convert: Callable[[Array, Array], None], high: Array, low: Array, out: Array) -> None:
+    pair = np.empty((out.size, 2), "u2")
+    convert(low, pair[:, 0])
+    convert(high, pair[:, 1])
+    np.copyto(out, pair.view("u4").reshape(-1))
 
 
 def integer_to_f16(x: Array, out: Array) -> None:
@@ -110,15 +119,9 @@ def _half_operation(operation: Callable[..., Array]) -> Callable[..., None]:
     def compute(out: Array, brain: bool, *values: Array) -> None:
         wide = [widened_half(_spread(value, out), brain) for value in values]
         result = np.asarray(operation(*wide))
-        if brain:
-            # for one rounding in all, what float64 knows beyond float32 is folded into an odd last bit
-            bits = np.right_shift(_rounded_bf16(_to_f32_odd(result)), _SIXTEEN).astype("u2")
-        else:
-            bits = _f16_bits(result)
-        if out.dtype.itemsize == 2:
-            np.copyto(out, bits)
-        else:
-            np.copyto(out, bits.view(out.dtype))
+        # for one rounding in all, what float64 knows beyond float32 is folded into an odd last bit
+        bits = _bf16_bits(_to_f32_odd(result)) if brain else _f16_bits(result)
+        np.copyto(out, bits.view(out.dtype))
 
     return compute
 
@@ -135,7 +138,7 @@ def _to_f32_odd(x: Array) -> Array:
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
-    return _sum_to_odd(a.astype("f8") * b.astype("f8"), c.astype("f8"))
+    return sum_to_odd(a.astype("f8") * b.astype("f8"), c.astype("f8"))
 
 
 half_add = _half_operation(np.add)

@@ -14,7 +14,8 @@ _SPLIT = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,\[{]*")
 _ADDRESS = re.compile(r"\[\s*([%\w$]+)\s*(?:\+\s*)?(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))?\s*\]$")
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Address:
     """`[base+offset]`; the base is a register, a variable or a number."""
 
     base: str

@@ -11,17 +11,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch
+from .batch import Batch, Plan
 from .classes import CLASSES
 from .counters import Counters
 from .memory import GlobalMemory
 from .parse import Kernel, Param
-from .program import Program
 from .races import RaceDetector
 from .report import Report
 from .schedule import Scheduler
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 Size: TypeAlias = "int | tuple[int, ...]"
 Argument: TypeAlias = "int | float | bytes | np.generic"
 
@@ -29,7 +28,6 @@ MAX_THREADS = 1024
 MAX_SHARED_BYTES = 227 * 1024
 _GRID_LIMIT = (2**31 - 1, 65535, 65535)
 _BATCH_THREADS = 8192  # enough to hide the cost of a NumPy call, few enough for registers to stay in the cache
-_STEP_LIMIT = 50_000_000  # basic blocks executed; a kernel that spins for ever ends here
 
 
 def launch(
@@ -44,7 +42,7 @@ def launch(
 ) -> Report:
     """Run a kernel on every thread of a grid.
 
-    `args` has one value for each parameter: a number, or the bytes of a struct. `shared_bytes` is dynamic shared memory.
+    `args` has one value for each parameter: a number, or the bytes of a struct. `shared_bytes` is the dynamic part.
     With `check_races` the report lists races between warps, and a read of shared bytes that nobody wrote raises
     `Uninitialised`. Without `count` shared-memory wavefronts are not counted.
     """
@@ -53,13 +51,21 @@ def launch(
     program = kernel.program
     _check_size(kernel, grid_size, block_size, shared_bytes)
     params = pack_arguments(kernel, args)
-    _upload_variables(program, memory)
-    total_shared = program.shared.dynamic_offset + shared_bytes if shared_bytes else program.shared.static_bytes
-    counters = Counters(len(memory.allocations))
-    detector = RaceDetector(program.shared_granule) if check_races else None
-    with np.errstate(all="ignore"):
-        _run_batches(program, grid_size, block_size, total_shared, memory, params, counters, detector, count)
-    return _report(program, memory, counters, detector, time.perf_counter() - started)
+    _place_variables(kernel, memory)
+    plan = Plan(
+        program=program,
+        block_size=block_size,
+        grid=grid_size,
+        shared_bytes=program.shared.dynamic_offset + shared_bytes if shared_bytes else program.shared.static_bytes,
+        params=params,
+        memory=memory,
+        counters=Counters(len(memory.allocations)),
+        detector=RaceDetector(program.shared_granule) if check_races else None,
+        count=count,
+    )
+    with np.errstate(all="ignore"):  # lanes that are not active compute garbage
+        _run_batches(plan)
+    return _report(plan, time.perf_counter() - started)
 
 
 def _triple(size: Size, what: str) -> tuple[int, int, int]:
@@ -70,9 +76,7 @@ def _triple(size: Size, what: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _check_size(
-    kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
-) -> None:
+def _check_size(kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int) -> None:
     threads = block[0] * block[1] * block[2]
     for axis, size, limit in zip("xyz", grid, _GRID_LIMIT, strict=True):
         if not 1 <= size <= limit:
@@ -103,11 +107,11 @@ def _pack(param: Param, value: Argument) -> bytes:
         if len(raw) != param.size:
             raise ValueError(f"parameter {param.name} has {param.size} bytes, {len(raw)} given")
         return raw
-    if isinstance(value, np.generic) and value.dtype.itemsize == param.size and param.type.startswith(("b", "f")):
-        return value.tobytes()
+    if isinstance(value, np.generic) and value.dtype.itemsize == param.size and _same_kind(param, value):
+        return bytes(value.tobytes())
     number = value.item() if isinstance(value, np.generic) else value
-    if param.type in ("f32", "f64"):
-        return struct.pack("<f" if param.type == "f32" else "<d", float(np.float32(number)) if param.type == "f32" else number)
+    if param.type in ("f32", "f64") and isinstance(number, int | float):
+        return struct.pack("<d", number) if param.type == "f64" else bytes(np.float32(number).tobytes())
     if param.type.startswith("b") and isinstance(number, float) and param.size in (4, 8):
         return struct.pack("<f" if param.size == 4 else "<d", number)
     if not isinstance(number, int) or param.size > 8:
@@ -123,46 +127,48 @@ def _pack(param: Param, value: Argument) -> bytes:
     return (number & ((1 << bits) - 1)).to_bytes(param.size, "little")
 
 
-def _upload_variables(program: Program, memory: GlobalMemory) -> None:
-    """Give the module's variables that the kernel names a place in global memory."""
+def _same_kind(param: Param, value: np.generic) -> bool:
+    return param.type.startswith("b") or param.type.startswith("f") == (value.dtype.kind == "f")
+
+
+def _place_variables(kernel: Kernel, memory: GlobalMemory) -> None:
+    """Give module variables that the kernel names a place in global memory; they keep it from launch to launch."""
     addresses = {}
-    for variable in program.global_variables:
-        data = (variable.data or b"").ljust(variable.size, b"\0")
-        addresses[variable.name] = memory.upload(np.frombuffer(data, "u1"))
-    program.place_globals(addresses)
+    for variable in kernel.program.global_variables:
+        key = (id(kernel.module), variable.name)
+        if key not in memory.variables:
+            data = (variable.data or b"").ljust(variable.size, b"\0")
+            memory.variables[key] = (kernel.module, memory.upload(np.frombuffer(data, "u1")))
+        addresses[variable.name] = memory.variables[key][1]
+    kernel.program.place_globals(addresses)
 
 
-def _run_batches(
-    program: Program, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int,
-    memory: GlobalMemory, params: bytes, counters: Counters, detector: RaceDetector | None, count: bool,
-) -> None:  # fmt: skip
-    threads = -(-(block[0] * block[1] * block[2]) // 32) * 32
-    total = grid[0] * grid[1] * grid[2]
-    size = max(1, min(total, _BATCH_THREADS // threads))
+def _run_batches(plan: Plan) -> None:
+    x, y, z = plan.block_size
+    gx, gy, gz = plan.grid
+    total = gx * gy * gz
+    size = max(1, min(total, _BATCH_THREADS // (-(-(x * y * z) // 32) * 32)))
     batch = None
     for start in range(0, total, size):
         # x varies slowest: blocks of one x mostly do the same work (tiles of a causal mask), so the blocks of a batch
         # that are still busy stay next to each other and run without masks
         number = np.arange(start, min(start + size, total))
-        ids = np.stack([number // (grid[1] * grid[2]), number // grid[2] % grid[1], number % grid[2]], 1).astype("u4")
+        ids = np.stack([number // (gy * gz), number // gz % gy, number % gz], 1).astype("u4")
         if batch is None or batch.blocks != len(ids):
-            batch = Batch(
-                program, len(ids), block, grid, shared_bytes, memory, params, counters, detector, count
-            )
+            batch = Batch(plan, len(ids))
         batch.start(ids, start == 0)
-        Scheduler(batch, _STEP_LIMIT).run()
+        Scheduler(batch).run()
 
 
-def _report(
-    program: Program, memory: GlobalMemory, counters: Counters, detector: RaceDetector | None, seconds: float
-) -> Report:
+def _report(plan: Plan, seconds: float) -> Report:
+    counters, blocks = plan.counters, plan.program.blocks
     classes: Counter[str] = Counter()
     flops = 0
     for block, warps in counters.block_warps.items():
-        for name, times in program.blocks[block].classes.items():
+        for name, times in blocks[block].classes.items():
             classes[name] += times * warps
-        flops += program.blocks[block].tensor_flops * warps
-    written = [(start, end, n) for (start, end), n in zip(memory.allocations, counters.written, strict=True)]
+        flops += blocks[block].tensor_flops * warps
+    allocations = plan.memory.allocations
     return Report(
         instructions={name: classes[name] for name in CLASSES if classes[name]},
         global_read_bytes=counters.global_read_bytes,
@@ -173,8 +179,8 @@ def _report(
         shared_wavefronts_ideal=counters.wavefronts_ideal,
         tensor_flops=flops,
         barriers=counters.barriers,
-        races=tuple(detector.races) if detector else (),
-        race_count=detector.count if detector else 0,
+        races=tuple(plan.detector.races) if plan.detector else (),
+        race_count=plan.detector.count if plan.detector else 0,
         seconds=seconds,
-        _written=tuple(written),
+        _written=tuple((start, end, n) for (start, end), n in zip(allocations, counters.written, strict=True)),
     )

@@ -31,7 +31,7 @@ def _lower(e: Emitter, instruction: Instruction) -> None:
         return  # lanes of a warp run in lock-step here
     elif base == "trap":
         e.begin(instruction)
-        e.emit(f"W.trap({e.lanes}, {instruction.index})")
+        e.emit(f"trap(W, {e.lanes}, {instruction.index})")
         return
     elif base not in _TABLE:
         raise UnknownInstruction(f"{instruction}: {instruction.opcode.text} is not implemented")
@@ -40,15 +40,15 @@ def _lower(e: Emitter, instruction: Instruction) -> None:
     e.begin(instruction)
     try:
         lowering(e, instruction)
-    except PtxError as error:
-        raise PtxError(f"{instruction}: {error}") from None
+    except (PtxError, UnknownInstruction) as error:
+        if str(error).startswith("PTX line"):
+            raise
+        raise type(error)(f"{instruction}: {error}") from None
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise PtxError(f"{instruction}: the operands do not fit the instruction ({error})") from error
 
 
-def lower_block(
-    block: Block, items: Iterable[Item], symbols: Symbols, slots: dict[str, int], masked: bool, name: str
-) -> Lowered:
+def lower_block(block: Block, items: Iterable[Item], symbols: Symbols, masked: bool, name: str) -> Lowered:
     """Generate the function of a block; it returns the condition of a guarded jump at its end, else None."""
     e = Emitter(symbols, masked)
     for item in items:
@@ -61,7 +61,7 @@ def lower_block(
     source = e.source_of()
     code = compile(source, f"<{name} block {block.index}{' masked' if masked else ''}>", "exec")
     function = next(constant for constant in code.co_consts if hasattr(constant, "co_code"))
-    return Lowered(source, function, e.bindings, e.constants, slots)
+    return Lowered(source, function, e.bindings, e.constants)
 
 
 def _lower_end(e: Emitter, block: Block) -> None:
@@ -82,10 +82,11 @@ def _lower_end(e: Emitter, block: Block) -> None:
 
 def barrier_operands(instruction: Instruction) -> tuple[str, str | None]:
     """Number and thread count of a barrier instruction; an error for forms that are not implemented."""
-    modifiers = tuple([m for m in instruction.modifiers if m != "cta"])
-    if modifiers not in (("sync",), ("arrive",), ("sync", "aligned"), ("arrive", "aligned")):
+    modifiers = [m for m in instruction.modifiers if m != "cta"]
+    arrives = modifiers[:1] == ["arrive"]
+    if modifiers[:1] not in (["sync"], ["arrive"]) or modifiers[1:] not in ([], ["aligned"]):
         raise UnknownInstruction(f"{instruction}: {instruction.opcode.text} is not implemented")
     operands = [str(operand) for operand in instruction.operands]
-    if not operands or len(operands) > 2 or (modifiers[0] == "arrive" and len(operands) < 2):
+    if not operands or len(operands) > 2 or (arrives and len(operands) < 2):
         raise PtxError(f"{instruction}: a barrier takes its number and perhaps a thread count")
     return operands[0], operands[1] if len(operands) > 1 else None

@@ -96,8 +96,10 @@ def lower_special(e: Emitter, i: Instruction) -> None:
     ftz = "ftz" in flags
     # 2^x of a subnormal x is 1 with or without the flush
     a = _source(e, i.operands[1], t, ftz and i.base != "ex2")
-    template = _SPECIAL[i.base].format(a=a, d="{d}")
-    e.write(str(i.operands[0]), t, template + ("\nflush({d})" if ftz else ""))
+    template = _SPECIAL[i.base].format(a=a, d="{d}") + ("\nflush({d})" if ftz else "")
+    if i.base == "ex2" and ftz:
+        template = f"exp2_flushed({a}, {{d}})"
+    e.write(str(i.operands[0]), t, template)
 
 
 def lower_divide(e: Emitter, i: Instruction) -> None:

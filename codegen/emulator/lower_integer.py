@@ -48,6 +48,8 @@ def lower_one(e: Emitter, i: Instruction) -> None:
 def lower_mul(e: Emitter, i: Instruction) -> None:
     """mul and mad: .lo, .hi, .wide."""
     flags = e.flags(i, ("lo", "hi", "wide"))
+    if len(flags) != 1:
+        e.unknown(i, "the form without .lo, .hi or .wide")
     t, name = i.type, str(i.operands[0])
     a, b = e.source(i.operands[1], t), e.source(i.operands[2], t)
     result = _WIDE[t] if "wide" in flags else t
@@ -57,7 +59,7 @@ def lower_mul(e: Emitter, i: Instruction) -> None:
         template = f"multiply({a}, {b}, {{d}}, dtype={_CODE[result]})"
     elif "hi" in flags:
         template = f"multiply_high({a}, {b}, {{d}})"
-    elif flags or t in ("u16", "s16", "u32", "s32", "u64", "s64"):
+    else:
         template = f"multiply({a}, {b}, {{d}})"
     if c is None:
         e.write(name, result, template)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from .classes import state_space
 from .emitter import Emitter
+from .errors import PtxError
 from .instructions import Address, Instruction, Operand
 from .types import CODE, SIGNED, SIZE, UNSIGNED, is_signed
 
@@ -20,20 +21,27 @@ _HINTS = (
 _ATOMIC = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 
 
-def _vector(operand: Operand) -> tuple[str, ...]:
-    return operand if isinstance(operand, tuple) else (str(operand),)
+def _vector(i: Instruction, operand: Operand) -> tuple[str, ...]:
+    """The registers of a vector operand, as many as .v2, .v4 or .v8 says."""
+    names = operand if isinstance(operand, tuple) else (str(operand),)
+    count = next((int(modifier[1]) for modifier in ("v2", "v4", "v8") if modifier in i.modifiers), 1)
+    if len(names) != count:
+        raise PtxError(f"{len(names)} registers for a vector of {count}")
+    return names
 
 
 def lower_load(e: Emitter, i: Instruction) -> None:
     """ld and ldu from every state space, with extension into wider registers."""
     e.flags(i, _HINTS)
     space = state_space(i)
-    names = _vector(i.operands[0])
+    names = _vector(i, i.operands[0])
     code = CODE[i.type]
     if space == "param":
         _load_param(e, i, names)
         return
     space = "global" if space == "const" else space
+    if SIZE[i.type] * len(names) > 16 and space != "global":
+        e.unknown(i, "a vector of 32 bytes")
     address = e.address(i.operands[1])
     e.emit(f"l = {e.lanes}")
     e.emit(f"t = W.load_{space}({address}, {code}, {len(names)}, l, {i.index})")
@@ -46,23 +54,28 @@ def lower_load(e: Emitter, i: Instruction) -> None:
 
 
 def _load_param(e: Emitter, i: Instruction, names: tuple[str, ...]) -> None:
-    """Parameters at a fixed place are read once per launch; others lie behind a register."""
+    """ld.param: at a fixed place one value serves all threads; behind a register each has its own."""
     operand = i.operands[1]
-    assert_address = operand if isinstance(operand, Address) else None
-    if assert_address is None:
-        e.unknown(i, "operand")
-        return
-    base, offset = assert_address
-    size = SIZE[i.type]
-    address = e.address(operand) if base in e.symbols.registers else None
-    start = offset if address else e.symbols.params[base] + offset
+    if not isinstance(operand, Address):
+        raise PtxError(f"expected an address, found {operand}")
+    base, offset, size = operand.base, operand.offset, SIZE[i.type]
+    behind_register = base in e.symbols.registers
+    if behind_register:
+        e.emit(f"l = {e.lanes}")
+        e.emit(f"a = {e.address(operand)} if l is None else {e.address(operand)}[l]")
+    elif base not in e.symbols.params:
+        raise PtxError(f"{base} is no parameter")
     for k, name in enumerate(names):
         if name == "_":
             continue
         width = SIZE[e.symbols.registers.get(name, i.type)]
         type_name = i.type if width == size else (SIGNED if is_signed(i.type) else UNSIGNED)[width]
-        where = f"{address}, {k * size}" if address else f"{start + k * size}, 0"
-        e.write(name, type_name, f"copyto({{d}}, W.load_param({where}, {CODE[i.type]}, {i.index}), casting='unsafe')")
+        if behind_register:
+            value = f"W.load_param(a, {k * size}, {CODE[i.type]}, {i.index})"
+            e.emit(f"put({e.register(name, CODE[type_name])}, l, {value})")
+            continue
+        value = f"W.load_param({e.symbols.params[base] + offset + k * size}, 0, {CODE[i.type]}, {i.index})"
+        e.write(name, type_name, f"copyto({{d}}, {value}, casting='unsafe')")
 
 
 def lower_store(e: Emitter, i: Instruction) -> None:
@@ -71,9 +84,13 @@ def lower_store(e: Emitter, i: Instruction) -> None:
     space = state_space(i)
     if space in ("param", "const"):
         e.unknown(i, f"space .{space}")
+    names = _vector(i, i.operands[1])
+    if SIZE[i.type] * len(names) > 16 and space != "global":
+        e.unknown(i, "a vector of 32 bytes")
     address = e.address(i.operands[0])
     bits = f"b{8 * SIZE[i.type]}"
-    values = "".join(f"{e.source(name, bits if _is_register(e, name) else i.type)}, " for name in _vector(i.operands[1]))
+    # a number is read as the type that the instruction names, a register as its bits
+    values = "".join(f"{e.source(name, bits if _is_register(e, name) else i.type)}, " for name in names)
     e.emit(f"W.store_{space}({address}, {CODE[bits]}, ({values}), {e.lanes}, {i.index})")
 
 
@@ -91,19 +108,21 @@ def lower_atomic(e: Emitter, i: Instruction) -> None:
         e.unknown(i, "this form")
     returns = i.base == "atom"
     operands = i.operands[1:] if returns else i.operands
-    names = _vector(i.operands[0]) if returns else ()
+    names = _vector(i, i.operands[0]) if returns else ()
     address = e.address(operands[0])
     type_name = "u" + i.type[1:] if operation in ("exch", "cas", "and", "or", "xor") and i.type[0] == "b" else i.type
-    values = "".join(f"{e.source(name, type_name)}, " for name in _vector(operands[1]))
-    compare = e.source(operands[2], type_name) if operation == "cas" else "None"
+    # cas names the expected value first
+    new = operands[2] if operation == "cas" else operands[1]
+    values = "".join(f"{e.source(name, type_name)}, " for name in _vector(i, new))
+    compare = e.source(operands[1], type_name) if operation == "cas" else "None"
     kind = i.type if packed else CODE[type_name]
     used = any(name != "_" and name in e.symbols.read for name in names)
     e.emit(f"l = {e.lanes}")
     arguments = f"'{space}', {address}, '{operation}', '{kind}', ({values}), {compare}, l, {i.index}"
     if not used:
-        e.emit(f"W.reduce({arguments})")
+        e.emit(f"reduce(W, {arguments})")
         return
-    e.emit(f"t = W.atomic({arguments})")
+    e.emit(f"t = atomic(W, {arguments})")
     for k, name in enumerate(names):
         if name != "_":
             e.emit(f"put({e.register(name, CODE[type_name])}, l, t[:, {k}])")
@@ -113,13 +132,13 @@ def lower_copy(e: Emitter, i: Instruction) -> None:
     """cp.async with its groups; the data lands at the wait, so that a missing wait shows."""
     m = i.modifiers
     if m[:2] == ("async", "commit_group"):
-        e.emit(f"W.commit({e.mask})")
+        e.emit(f"commit_copies(W, {e.mask})")
         return
     if m[:2] == ("async", "wait_group"):
-        e.emit(f"W.wait({e.known(i.operands[0])}, {e.mask}, {i.index})")
+        e.emit(f"wait_for_copies(W, {e.known(i.operands[0])}, {e.mask}, {i.index})")
         return
     if m[:2] == ("async", "wait_all"):
-        e.emit(f"W.commit({e.mask})\nW.wait(0, {e.mask}, {i.index})")
+        e.emit(f"commit_copies(W, {e.mask})\nwait_for_copies(W, 0, {e.mask}, {i.index})")
         return
     allowed = ("async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B")
     size = e.known(i.operands[2]) if len(i.operands) > 2 else None
@@ -127,7 +146,7 @@ def lower_copy(e: Emitter, i: Instruction) -> None:
         e.unknown(i, "this form")
     filled = e.source(i.operands[3], "u32") if len(i.operands) > 3 else "None"
     target, source = e.address(i.operands[0]), e.address(i.operands[1])
-    e.emit(f"W.copy_async({target}, {source}, {size}, {filled}, {e.lanes}, {i.index})")
+    e.emit(f"copy_async(W, {target}, {source}, {size}, {filled}, {e.lanes}, {i.index})")
 
 
 def lower_nothing(e: Emitter, i: Instruction) -> None:

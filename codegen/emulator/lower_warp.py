@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .blocks import TensorGroup
+from .blocks import Chain, TensorGroup
 from .emitter import Emitter
 from .instructions import Instruction, Operand
 from .tensor_shapes import product_of
+from .types import CODE
 
 
 def _tuple(e: Emitter, names: tuple[str, ...], type_name: str) -> str:
@@ -19,7 +20,7 @@ def _members(e: Emitter, i: Instruction, operand: Operand) -> None:
     known = e.known(operand)
     if e.mask == "None" and known is not None and known & 0xFFFFFFFF == 0xFFFFFFFF:
         return
-    e.emit(f"W.check_members({e.source(operand, 'b32')}, {e.mask}, {i.index})")
+    e.emit(f"check_members(W, {e.source(operand, 'b32')}, {e.mask}, {i.index})")
 
 
 def lower_shfl(e: Emitter, i: Instruction) -> None:
@@ -65,10 +66,10 @@ def lower_ldmatrix(e: Emitter, i: Instruction) -> None:
     names = i.operands[0] if isinstance(i.operands[0], tuple) else (str(i.operands[0]),)
     address = e.address(i.operands[1])
     transposed = "trans" in i.modifiers
-    call = f"W.load_matrices({address}, {{targets}}, {transposed}, {e.mask}, {i.index})"
+    call = f"load_matrices(W, {address}, {{targets}}, {transposed}, {e.mask}, {i.index})"
     if e.mask == "None":
-        targets = "(" + "".join(f"{e.register(name, 'u4')}, " for name in names) + ")"
-        e.emit(call.format(targets=targets))
+        registers = "".join(f"{e.register(name, 'u4')}, " for name in names)
+        e.emit(call.format(targets=f"({registers})"))
         return
     e.emit(f"m = [empty(n, u4) for _ in range({len(names)})]")
     e.emit(call.format(targets="m"))
@@ -82,7 +83,7 @@ def lower_stmatrix(e: Emitter, i: Instruction) -> None:
     names = i.operands[1] if isinstance(i.operands[1], tuple) else (str(i.operands[1]),)
     sources = _tuple(e, names, "b32")
     address = e.address(i.operands[0])
-    e.emit(f"W.store_matrices({address}, {sources}, {'trans' in i.modifiers}, {e.mask}, {i.index})")
+    e.emit(f"store_matrices(W, {address}, {sources}, {'trans' in i.modifiers}, {e.mask}, {i.index})")
 
 
 def _matrix_flags(e: Emitter, i: Instruction) -> None:
@@ -98,41 +99,35 @@ def lower_movmatrix(e: Emitter, i: Instruction) -> None:
     """movmatrix.trans: transposes an 8x8 matrix held by a warp."""
     if i.modifiers != ("sync", "aligned", "m8n8", "trans", "b16"):
         e.unknown(i, "this form")
-    e.emit(f"W.check_whole_warps({e.mask}, {i.index})")
+    e.emit(f"check_whole_warps(W, {e.mask}, {i.index})")
     e.write(str(i.operands[0]), "b32", f"transpose_matrix({e.source(i.operands[1], 'b32')}, {{d}})")
 
 
 def lower_guarded_mma(e: Emitter, i: Instruction) -> None:
-    """An mma under a guard: a product of its own, merged by the mask."""
-    product = product_of(i)
-    if product is not None:
-        _product(e, (product.A, (product.B,), (product.C,), (product.D,)), product.kind, i)
+    """An mma under a guard: a group of its own, merged by the mask."""
+    A, B, C, D, kind, _ = product_of(i)
+    lower_group(e, TensorGroup([Chain(A, B, C, D, kind)], i))
 
 
 def lower_group(e: Emitter, group: TensorGroup) -> None:
     """Chains with common A fragments as one batched product."""
     chains = group.chains
-    parts = (chains[0].A, *(tuple([getattr(chain, part) for chain in chains]) for part in ("B", "C", "D")))
-    _product(e, parts, chains[0].kind, group.first)
-
-
-def _product(e: Emitter, parts: tuple[object, ...], kind: tuple[str, str], first: Instruction) -> None:
-    A, B, C, D = parts
-    assert isinstance(A, tuple) and isinstance(B, tuple) and isinstance(C, tuple) and isinstance(D, tuple)
-    sums = "f32" if kind[1] == "f32" else "b32"
-    flat_B = tuple([name for chain in B for name in chain])
-    flat_C = tuple([name for chain in C for name in chain])
-    flat_D = tuple([name for chain in D for name in chain])
-    a, b, c = _tuple(e, A, "b32"), _tuple(e, flat_B, "b32"), _tuple(e, flat_C, sums)
-    function = "multiply_matrices" if kind[1] == "f32" else "multiply_matrices_f16"
-    if e.mask == "None":
-        d = "(" + "".join(f"{e.register(name, 'f4' if sums == 'f32' else 'u4')}, " for name in flat_D) + ")"
-        e.emit(f"{function}({a}, {b}, {c}, {d}, {kind[0] == 'bf16'})")
+    of_inputs, of_sums = chains[0].kind
+    sums = "f32" if of_sums == "f32" else "b32"
+    B, C, D = (tuple([name for chain in chains for name in getattr(chain, part)]) for part in ("B", "C", "D"))
+    function = "multiply_matrices" if of_sums == "f32" else "multiply_matrices_f16"
+    inputs = f"{_tuple(e, chains[0].A, 'b32')}, {_tuple(e, B, 'b32')}, {_tuple(e, C, sums)}"
+    call = f"{function}({inputs}, {{targets}}, {of_inputs == 'bf16'})"
+    # sums are written one register after the other, so a result must not replace an addend that is still needed
+    crossed = any(d in chain.C[:k] + chain.C[k + 1 :] for chain in chains for k, d in enumerate(chain.D))
+    if e.mask == "None" and not crossed:
+        targets = "".join(f"{e.register(name, CODE[sums])}, " for name in D)
+        e.emit(call.format(targets=f"({targets})"))
         return
-    e.emit(f"W.check_whole_warps({e.mask}, {first.index})")
-    e.emit(f"m = [empty(n, {'f4' if sums == 'f32' else 'u4'}) for _ in range({len(flat_D)})]")
-    e.emit(f"{function}({a}, {b}, {c}, m, {kind[0] == 'bf16'})")
-    for k, name in enumerate(flat_D):
+    e.emit(f"check_whole_warps(W, {e.mask}, {group.first.index})")
+    e.emit(f"m = [empty(n, {CODE[sums]}) for _ in range({len(D)})]")
+    e.emit(call.format(targets="m"))
+    for k, name in enumerate(D):
         e.write(name, sums, f"copyto({{d}}, m[{k}])")
 
 

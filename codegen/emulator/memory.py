@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .errors import OutOfBounds
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 BASE = 0x7_0000_0000
 """Device address of the first byte of the buffer."""
@@ -36,6 +36,8 @@ class GlobalMemory:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.views: dict[int, Array] = {}
+        # module variables by module and name; the module is kept so that its id stays its own
+        self.variables: dict[tuple[int, str], tuple[object, int]] = {}
         self._make_views()
 
     def _make_views(self) -> None:

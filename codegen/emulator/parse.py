@@ -32,15 +32,13 @@ class Param:
 
 @dataclass(slots=True)
 class Kernel:
-    """One `.entry`. Its body is parsed when first needed; lowered code is cached in it."""
+    """One `.entry`. It is lowered when it is launched, block by block; the code stays cached in it."""
 
     name: str
     params: tuple[Param, ...]
     max_threads: int | None
     module: Module
-    _body: str
-    _line: int
-    _static_shared_bytes: int = -1
+    body: Body
     _program: Program | None = None
 
     @property
@@ -60,10 +58,6 @@ class Kernel:
     def lowered(self, block: int, masked: bool = False) -> str:
         """The Python source generated for a basic block, for reading: `print(kernel.lowered(0))`."""
         return self.program.lowered(block, masked).source
-
-    def read_body(self) -> Body:
-        """Parse the instructions."""
-        return _read_body(split_statements(self._body, self._line))
 
 
 @dataclass(slots=True)
@@ -112,8 +106,7 @@ def parse(ptx_text: str) -> Module:
             params=_read_params(found.group(3) or ""),
             max_threads=_max_threads(found.group(4)),
             module=module,
-            _body=text[found.end() : end - 1],
-            _line=text.count("\n", 0, found.end()) + 1,
+            body=_read_body(split_statements(text[found.end() : end - 1], text.count("\n", 0, found.end()) + 1)),
         )
     outside.append(text[end:])
     for part in outside:
@@ -161,7 +154,7 @@ def _max_threads(directives: str) -> int | None:
 
 
 def _module_variables(text: str) -> list[Variable]:
-    """Shared, global and constant variables declared outside of kernels; functions and externs without size are left."""
+    """Shared, global and constant variables declared outside of kernels."""
     variables = []
     for found in re.finditer(r"^[^\n;{}]*?\.(?:shared|global|const)\b[^;]*;", text, re.M):
         variables.append(read_variable(" ".join(found.group(0)[:-1].split())))

@@ -23,7 +23,7 @@ class Program:
     """Made once per kernel. Blocks are lowered when they are first reached, in the variant that is needed."""
 
     def __init__(self, kernel: Kernel) -> None:
-        body = kernel.read_body()
+        body = kernel.body
         self.name = kernel.name
         self.instructions: Sequence[Instruction] = body.instructions
         self.blocks: list[Block] = cut_blocks(body.instructions, body.labels, body.tables)
@@ -38,6 +38,9 @@ class Program:
             v for v in outside if v.space in ("global", "const") and v.name in used
         ]
         self._use = scan_registers([block.all_instructions for block in self.blocks], body.registers)
+        self._local_registers: dict[int, set[str]] = {}
+        for register, number in self._use.block_of.items():
+            self._local_registers.setdefault(number, set()).add(register)
         self._params = {param.name: param.offset for param in kernel.params}
         self._constants = self._find_constants()
         self._global_addresses: dict[str, int] = {}
@@ -53,18 +56,23 @@ class Program:
             if instruction.base != "mov" or instruction.guard is not None:
                 continue
             target, value = instruction.operands[:2]
-            if isinstance(target, str) and isinstance(value, str) and is_immediate(value):
-                if self._use.write_count.get(target) == 1 and instruction.type not in ("f32", "f64", "pred"):
-                    constants[target] = immediate_value(value, "s64") or 0
+            if not isinstance(target, str) or not isinstance(value, str) or not is_immediate(value):
+                continue
+            if self._use.write_count.get(target) == 1 and instruction.type not in ("f32", "f64", "pred"):
+                constants[target] = immediate_value(value, "s64") or 0
         return constants
 
     def _smallest_shared_access(self) -> int:
-        """Bytes of the unit in which races are tracked: the smallest access to shared memory, at most 4."""
-        sizes = [4]
+        """Bytes of the unit in which races are tracked: the smallest access to shared memory, at most 16."""
+        sizes = [16]
         for instruction in self.instructions:
-            if instruction.base in ("ld", "st", "atom", "red") and instruction.type in SIZE:
+            modifiers = instruction.modifiers
+            if instruction.base in ("ld", "ldu", "st", "atom", "red") and instruction.type in SIZE:
+                parts = next((int(m[1:]) for m in ("v2", "v4", "v8") if m in modifiers), 1)
                 if state_space(instruction) in ("shared", "generic"):
-                    sizes.append(SIZE[instruction.type])
+                    sizes.append(SIZE[instruction.type] * parts)
+            elif instruction.base == "cp" and len(instruction.operands) > 2:
+                sizes.append(immediate_value(str(instruction.operands[2]), "s64") or 4)
         return min(sizes)
 
     def place_globals(self, addresses: dict[str, int]) -> None:
@@ -72,10 +80,6 @@ class Program:
         if addresses != self._global_addresses:
             self._global_addresses = addresses
             self._lowered.clear()
-
-    def width(self, register: str) -> int:
-        """Bytes of a register."""
-        return SIZE[self.registers[register]]
 
     def lowered(self, block: int, masked: bool) -> Lowered:
         """The code of a block in one variant."""
@@ -91,16 +95,14 @@ class Program:
                 local=self.local.offsets,
                 params=self._params,
                 globals=self._global_addresses,
-                local_registers=self._slots[block].keys(),
+                slots=self._slots[block],
                 read=self._use.read_count.keys(),
             )
-            self._lowered[key] = lower_block(
-                self.blocks[block], self._items[block], symbols, self._slots[block], masked, self.name
-            )
+            self._lowered[key] = lower_block(self.blocks[block], self._items[block], symbols, masked, self.name)
         return self._lowered[key]
 
     def _local_slots(self, block: int) -> dict[str, int]:
-        local = {name for name, number in self._use.block_of.items() if number == block}
+        local = self._local_registers.get(block, set())
         mentions: list[tuple[Sequence[str], Sequence[str]]] = []
         for item in self._items[block]:
             mentions.append(_mentions(item))

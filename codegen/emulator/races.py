@@ -7,7 +7,7 @@ join the clocks of those who meet there, and each granule of shared memory remem
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,24 +18,15 @@ from .report import Race
 if TYPE_CHECKING:
     from .batch import Batch
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
-STORED = 48
+_STORED = 48
+_STORED_OF_A_PAIR = 4  # so that one race does not crowd out the others
 
-
-class _Access:
-    """For each granule: clock (0 = none), warp and instruction of an access."""
-
-    def __init__(self, granules: int) -> None:
-        self.clock = np.zeros(granules, "i4")
-        self.warp = np.zeros(granules, "i4")
-        self.at = np.zeros(granules, "i4")
-
-    def set(self, where: Array, clock: Array, warp: Array, at: int) -> None:
-        """Remember accesses; of several to one granule the last lane's stays."""
-        self.clock[where] = clock
-        self.warp[where] = warp
-        self.at[where] = at
+# a stamp is clock << 40 | instruction << 8 | warp in its block; 0 stands for no access, clocks start at 1
+_CLOCK = 40
+_AT = 8
+_WARP_MASK = 0xFF
 
 
 class RaceDetector:
@@ -45,122 +36,182 @@ class RaceDetector:
         self.granule = granule
         self.races: list[Race] = []
         self.count = 0
-        self._batch: Batch | None = None
 
     def start(self, batch: Batch) -> None:
         """Forget everything: a batch begins with new blocks."""
         self._batch = batch
         granules = batch.shared.size // self.granule
-        warps = batch.blocks * batch.warps_per_block
-        self._write, self._read, self._other_read = _Access(granules), _Access(granules), _Access(granules)
-        self._written = np.zeros(granules, bool)
-        # clock[w, v]: what warp w knows of the clock of warp v of its block; its own starts at 1
-        self._clock = np.zeros((warps, batch.warps_per_block), "i4")
-        self._clock[np.arange(warps), np.arange(warps) % batch.warps_per_block] = 1
+        warps, per_block = batch.blocks * batch.warps_per_block, batch.warps_per_block
+        self._write = np.zeros(granules, "i8")
+        self._reads = (np.zeros(granules, "i8"), np.zeros(granules, "i8"))
+        self._atomics: tuple[Array, ...] = ()  # like reads; made when the first atomic comes
+        self._own = np.arange(warps) % per_block
+        # clock[w, v]: what warp w knows of the clock of warp v of its block
+        self._clock = np.zeros((warps, per_block), "i8")
+        self._clock[np.arange(warps), self._own] = 1
+        self._changed()
 
-    def access(self, offset: Array, size: int, threads: Array, at: int, write: bool) -> None:
-        """Check and remember a read or a write of `size` bytes by each thread."""
+    def _changed(self) -> None:
+        """Derive what most checks need: the least that a warp knows of any other."""
+        others = self._clock.copy()
+        others[np.arange(len(others)), self._own] = np.iinfo("i8").max
+        self._floor = others.min(1)
+
+    # ---- accesses
+
+    def read(self, offset: Array, size: int, threads: Array, at: int) -> None:
+        """Check and remember a read of `size` bytes by each thread."""
         where, warp = self._granules(offset, size, threads)
-        if write:
-            self._check(self._write, "WAW", where, warp, at)
-            self._check(self._read, "WAR", where, warp, at)
-            self._check(self._other_read, "WAR", where, warp, at)
-            self._note_write(where, warp, at, True)
-            return
-        if not self._written[where].all():
-            self._uninitialised(where, threads, at)
-        self._check(self._write, "RAW", where, warp, at)
-        own = self._own_clock(warp)
-        second = (self._read.clock[where] > 0) & (self._read.warp[where] != warp)
-        # the first reader's place goes to a reader of the same warp or to whoever finds it empty
-        self._other_read.set(where[second], own[second], warp[second], at)
-        first = ~second
-        self._read.set(where[first], own[first], warp[first], at)
-        lost = first & (self._read.warp[where] != warp)
-        if lost.any():
-            self._other_read.set(where[lost], own[lost], warp[lost], at)
+        before = self._write[where]
+        if not before.all():
+            self._uninitialised(where, before, threads, at)
+        self._check(before, "RAW", where, warp, at)
+        for atomics in self._atomics:
+            self._check(atomics[where], "RAW", where, warp, at)
+        self._note(self._reads, where, warp, at)
+
+    def atomic(self, offset: Array, size: int, threads: Array, at: int) -> None:
+        """Check and remember atomics: they do not race with each other, but with every other access."""
+        where, warp = self._granules(offset, size, threads)
+        self._check(self._write[where], "RAW", where, warp, at)
+        for reads in self._reads:
+            self._check(reads[where], "WAR", where, warp, at)
+        if not self._atomics:
+            self._atomics = (np.zeros_like(self._write), np.zeros_like(self._write))
+        self._note(self._atomics, where, warp, at)
+
+    def write(self, offset: Array, size: int, threads: Array, at: int, data: Array | None) -> None:
+        """Check and remember a write of `size` bytes by each thread, before it is done.
+
+        Two warps that write the same values do not race. `data` has the bytes of all writes; None stands for
+        asynchronous copies, whose values are not known yet.
+        """
+        where, warp = self._granules(offset, size, threads)
+        pieces = None if data is None else data.reshape(-1).view("u1").reshape(where.size, -1)
+        different = None
+        if pieces is not None:
+            here = self._batch.shared.reshape(-1, self.granule)[:, : pieces.shape[1]]
+
+            def different(index: Array) -> Array:
+                return (here[where[index]] != pieces[index]).any(1)
+
+        self._check(self._write[where], "WAW", where, warp, at, different)
+        for reads in self._reads:
+            self._check(reads[where], "WAR", where, warp, at)
+        for atomics in self._atomics:
+            self._check(atomics[where], "WAW", where, warp, at)
+        self._note_write(where, warp, at)
+        self._check_rivals(where, warp, at, pieces)
 
     def landed(self, offset: Array, size: int, threads: Array, at: int) -> None:
         """The data of asynchronous copies is there: readers must be ordered after this wait."""
         where, warp = self._granules(offset, size, threads)
-        self._note_write(where, warp, at, False)
+        self._note_write(where, warp, at)
 
-    def barrier(self, warps: Array, waiting: Array) -> None:
-        """Warps (numbers in the batch) of one block meet; those that wait learn what all of them know."""
-        known = self._clock[warps].max(0)
-        self._clock[waiting] = np.maximum(self._clock[waiting], known)
-        self._tick(warps)
+    # ---- barriers
+
+    def arrive(self, warps: Array) -> Array:
+        """Warps (numbers in the batch) of one block come to a barrier: what they know, to be handed to `release`."""
+        known: Array = self._clock[warps].max(0)
+        # what they do from here on, be it while others still wait, is not covered by this barrier
+        self._clock[warps, self._own[warps]] += 1
+        self._changed()
+        return known
+
+    def release(self, known: list[Array], waiting: Array) -> None:
+        """Warps go on behind a barrier and know what all who arrived knew."""
+        self._clock[waiting] = np.maximum(self._clock[waiting], np.max(known, axis=0))
+        self._changed()
 
     def barrier_all(self, low: int, high: int) -> None:
         """All warps low .. high, whole blocks, meet block by block."""
-        assert self._batch is not None
         per_block = self._batch.warps_per_block
         clocks = self._clock[low:high].reshape(-1, per_block, per_block)
         clocks[:] = clocks.max(1, keepdims=True)
-        self._tick(np.arange(low, high))
+        warps = np.arange(low, high)
+        self._clock[warps, self._own[warps]] += 1
+        self._changed()
 
-    def _tick(self, warps: Array) -> None:
-        assert self._batch is not None
-        self._clock[warps, warps % self._batch.warps_per_block] += 1
-
-    def _own_clock(self, warp: Array) -> Array:
-        assert self._batch is not None
-        return self._clock[warp, warp % self._batch.warps_per_block]
+    # ---- granules
 
     def _granules(self, offset: Array, size: int, threads: Array) -> tuple[Array, Array]:
-        parts = max(size // self.granule, 1)
-        where = (offset // self.granule)[:, None] + np.arange(parts)
-        return where.reshape(-1), np.repeat(threads >> 5, parts)
+        """Granules touched, and the warp (number in the batch) that touches each."""
+        first, warp = offset // self.granule, threads >> 5
+        parts = size // self.granule
+        if parts <= 1:
+            return first, warp
+        return (first[:, None] + np.arange(parts)).reshape(-1), np.repeat(warp, parts)
 
-    def _note_write(self, where: Array, warp: Array, at: int, check: bool) -> None:
-        self._write.set(where, self._own_clock(warp), warp, at)
-        self._written[where] = True
-        self._read.clock[where] = 0
-        self._other_read.clock[where] = 0
-        if check:
-            # another warp wrote the same granule in this very instruction
-            lost = np.flatnonzero(self._write.warp[where] != warp)
-            if lost.size:
-                self._report("WAW", where[lost], warp[lost], self._write, at)
+    def _stamp(self, warp: Array, at: int) -> Array:
+        own = self._own[warp]
+        stamp: Array = self._clock[warp, own] << _CLOCK | (at << _AT) | own
+        return stamp
 
-    def _check(self, earlier: _Access, kind: str, where: Array, warp: Array, at: int) -> None:
-        assert self._batch is not None
-        other = earlier.warp[where]
-        unordered = earlier.clock[where] > self._clock[warp, other % self._batch.warps_per_block]
-        unordered &= other != warp
-        unordered &= earlier.clock[where] > 0
-        if unordered.any():
-            bad = np.flatnonzero(unordered)
-            self._report(kind, where[bad], warp[bad], earlier, at)
+    def _note_write(self, where: Array, warp: Array, at: int) -> None:
+        self._write[where] = self._stamp(warp, at)
+        for other in (*self._reads, *self._atomics):
+            other[where] = 0
 
-    def _report(self, kind: str, where: Array, warp: Array, earlier: _Access, at: int) -> None:
+    def _note(self, memory: tuple[Array, ...], where: Array, warp: Array, at: int) -> None:
+        """Remember reads or atomics: the last one, and the last one by another warp."""
+        first, second = memory
+        stamp = self._stamp(warp, at)
+        before = first[where]
+        # a reader that this one is ordered after needs no memory: who races with it races with this one as well
+        beside = (before & _WARP_MASK != self._own[warp]) & (before >> _CLOCK > self._floor[warp])
+        if beside.any():
+            second[where[beside]] = stamp[beside]
+            free = ~beside
+            where, stamp = where[free], stamp[free]
+        first[where] = stamp
+        lost = first[where] != stamp
+        if lost.any():
+            second[where[lost]] = stamp[lost]
+
+    # ---- reports
+
+    def _check(self, before: Array, kind: str, where: Array, warp: Array, at: int, matters: Any | None = None) -> None:
+        suspect = (before >> _CLOCK > self._floor[warp]) & (before & _WARP_MASK != self._own[warp])
+        if not suspect.any():
+            return
+        index = np.flatnonzero(suspect)
+        known = self._clock[warp[index], before[index] & _WARP_MASK]
+        index = index[before[index] >> _CLOCK > known]
+        if index.size and matters is not None:
+            index = index[matters(index)]
+        if index.size:
+            self._report(kind, where[index], warp[index], before[index], at)
+
+    def _check_rivals(self, where: Array, warp: Array, at: int, pieces: Array | None) -> None:
+        """Warps that write the same granule in one and the same instruction: all but the last lane's write are lost."""
+        last = self._write[where]
+        lost = np.flatnonzero(last & _WARP_MASK != self._own[warp])
+        if lost.size and pieces is not None:
+            order = np.argsort(where, kind="stable")
+            winner = order[np.searchsorted(where[order], where[lost], "right") - 1]
+            lost = lost[(pieces[winner] != pieces[lost]).any(1)]
+        if lost.size:
+            self._report("WAW", where[lost], warp[lost], last[lost], at)
+
+    def _report(self, kind: str, where: Array, warp: Array, before: Array, at: int) -> None:
         batch = self._batch
-        assert batch is not None
         self.count += where.size
         text = batch.program.instructions
-        for k in range(where.size):
-            if len(self.races) >= STORED:
+        second = str(text[at])
+        for granule, now, stamp in zip(where.tolist(), self._own[warp].tolist(), before.tolist(), strict=True):
+            first = str(text[stamp >> _AT & 0xFFFFFFFF])
+            same = sum((race.kind, race.first, race.second) == (kind, first, second) for race in self.races)
+            if len(self.races) >= _STORED:
                 return
-            granule = int(where[k])
+            if same >= _STORED_OF_A_PAIR:
+                continue
             block, address = divmod(granule * self.granule, batch.shared_stride)
             x, y, z = (int(v) for v in batch.block_ids[block])
-            per_block = batch.warps_per_block
-            race = Race(
-                kind=kind,
-                address=address,
-                block=(x, y, z),
-                first=str(text[int(earlier.at[granule])]),
-                second=str(text[at]),
-                warps=(int(earlier.warp[granule]) % per_block, int(warp[k]) % per_block),
-            )
-            same = [r for r in self.races if (r.kind, r.first, r.second) == (race.kind, race.first, race.second)]
-            if len(same) < 4:  # a few of each pair of instructions, so that one race does not hide the others
-                self.races.append(race)
+            self.races.append(Race(kind, address, (x, y, z), first, second, (stamp & _WARP_MASK, now)))
 
-    def _uninitialised(self, where: Array, threads: Array, at: int) -> None:
+    def _uninitialised(self, where: Array, before: Array, threads: Array, at: int) -> None:
         batch = self._batch
-        assert batch is not None
-        bad = int(np.flatnonzero(~self._written[where])[0])
+        bad = int(np.flatnonzero(before == 0)[0])
         thread = int(threads[bad // (where.size // threads.size)])
         address = int(where[bad]) * self.granule % batch.shared_stride
         raise Uninitialised(

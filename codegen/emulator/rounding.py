@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
-_F8 = np.dtype("f8")
+_F4, _F8 = np.dtype("f4"), np.dtype("f8")
+_ONE = np.array(1, "u4")  # arrays without dimensions are cheaper operands than Python's numbers
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 # f32 drops the low 29 bits of a float64 significand; shifted left by 35 a tie has exactly its top bit set
 _TIE_SHIFT = np.array(35, "u8")
@@ -24,23 +25,24 @@ def fma_f32(a: Array, b: Array, c: Array, out: Array) -> None:
     one rounding only if the first rounding made or hid a tie, or if the result is subnormal: those lanes, rare, are
     done again with the first rounding to odd.
     """
-    total = np.multiply(a.astype(_F8), b.astype(_F8))
+    total = a.astype(_F8)
+    total = np.multiply(total, b.astype(_F8))
     total = np.add(total, c.astype(_F8))
-    np.copyto(out, total, casting="same_kind")
-    if total.ndim == 0:
-        total = total.reshape(1)
-    shifted = np.left_shift(total.view("u8"), _TIE_SHIFT)
-    small = np.left_shift(out.view("u4"), 1)
-    if shifted.view("i8").min(initial=0) != _TIE and small.min(initial=1 << 31) > 0x01000000:
-        return
-    small -= np.uint32(1)
-    again = np.flatnonzero((shifted.view("i8") == _TIE) | (small < 0x01000000))
-    if again.size:
-        x, y, z = (np.broadcast_to(value, out.shape)[again].astype("f8") for value in (a, b, c))
-        out[again] = _sum_to_odd(x * y, z).astype("f4")
+    if not total.ndim:
+        total = np.full(out.shape, total)
+    rounded = total.astype(_F4)
+    shifted = np.left_shift(total.view("u8"), _TIE_SHIFT).view("i8")
+    small = np.left_shift(rounded.view("u4"), _ONE)
+    if shifted.min() == _TIE or small.min() <= 0x01000000:
+        small = np.subtract(small, _ONE)  # zero becomes the largest number
+        again = np.flatnonzero((shifted == _TIE) | (small < 0x01000000))
+        if again.size:
+            x, y, z = (np.broadcast_to(value, rounded.shape)[again].astype(_F8) for value in (a, b, c))
+            rounded[again] = sum_to_odd(x * y, z).astype(_F4)
+    np.copyto(out, rounded)
 
 
-def _sum_to_odd(p: Array, c: Array) -> Array:
+def sum_to_odd(p: Array, c: Array) -> Array:
     """p + c rounded to odd: an inexact sum gets its last bit set, which keeps every later rounding correct."""
     total = p + c
     back = total - p
@@ -61,15 +63,15 @@ def fma_f64(a: Array, b: Array, c: Array, out: Array) -> None:
     total = product + c
     back = total - product
     error = (product - (total - back)) + (c - back)
-    corrected = total + _sum_to_odd(np.atleast_1d(error), np.atleast_1d(low))
+    corrected = total + sum_to_odd(np.atleast_1d(error), np.atleast_1d(low))
     np.copyto(out, np.where(np.isfinite(corrected), corrected, total))
 
 
 def has_subnormal(x: Array) -> bool:
     """Whether a float32 array holds a subnormal number."""
-    bits = np.left_shift(x.view("u4"), 1)
-    bits = np.subtract(bits, np.uint32(1))  # zero becomes the largest number
-    return bool(bits.min(initial=1 << 31) < 0x00FFFFFF)
+    bits = np.left_shift(x.view("u4"), _ONE)
+    bits = np.subtract(bits, _ONE)  # zero becomes the largest number
+    return bool(bits.min() < 0x00FFFFFF)
 
 
 def flush(x: Array) -> None:
@@ -81,6 +83,14 @@ def flush(x: Array) -> None:
 def flushed(x: Array) -> Array:
     """The array with its subnormals replaced; itself if there are none."""
     return np.multiply(x, np.abs(x) >= _SMALLEST_NORMAL) if has_subnormal(x) else x
+
+
+def exp2_flushed(x: Array, out: Array) -> None:
+    """2^x without subnormal results."""
+    normal = bool(x.min() >= -126.0)  # NaN is not; asked first because x may be out
+    np.exp2(x, out)
+    if not normal:
+        flush(out)
 
 
 def round_f64_to_f32(x: Array, out: Array, mode: str) -> None:

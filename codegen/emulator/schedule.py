@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,32 +11,35 @@ from numpy.typing import NDArray
 from .barriers import Barriers
 from .batch import END, Batch
 from .errors import Deadlock
+from .spinning import SpinWatch
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 _PIECES = 4  # up to so many separate ranges of whole warps are run one by one, without masks
 
 
+@dataclass(frozen=True, slots=True)
 class _Group:
-    """Threads that run next: a range, a mask if not all of the range are active, and where the others stand."""
+    """Threads that run next: a range, a mask if not all of the range are active, and where the next others stand."""
 
-    __slots__ = ("block", "high", "low", "mask", "next")
-
-    def __init__(self, block: int, low: int, high: int, mask: Array | None, next_block: int) -> None:
-        self.block, self.low, self.high, self.mask, self.next = block, low, high, mask, next_block
+    block: int
+    low: int
+    high: int
+    mask: Array | None
+    next: int
 
 
 class Scheduler:
     """Program counters are numbers of basic blocks, so choosing costs once per block, not per instruction.
 
     The smallest counter first lets threads that fell behind catch up, which brings diverged threads together again
-    where their paths join.
+    where their paths join. Threads that provably spin (see spinning.py) let those behind them go first.
     """
 
-    def __init__(self, batch: Batch, step_limit: int) -> None:
+    def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._barriers = Barriers(batch)
-        self._steps_left = step_limit
+        self._watch = SpinWatch(batch)
 
     def run(self) -> None:
         """Until every thread has exited."""
@@ -43,18 +47,22 @@ class Scheduler:
             self._advance(group)
 
     def _choose(self) -> _Group | None:
-        pc = self._batch.pc
-        waiting = self._barriers.waiting
-        runnable = pc if waiting is None else np.where(waiting, END, pc)
+        runnable = self._batch.pc
+        waiting, spinning = self._barriers.waiting, self._watch.aside
+        for held in (waiting, spinning):
+            if held is not None:
+                runnable = np.where(held, END, runnable)
         block = int(runnable.min())
         if block >= END:
+            if spinning is not None:
+                self._watch.report_deadlock()
             if waiting is not None:
                 self._barriers.report_deadlock()
             return None
         active = runnable == block
-        others = runnable[~active]
+        others = runnable[runnable > block]
         following = int(others.min()) if others.size else END
-        if not others.size:
+        if active.all():
             return _Group(block, 0, active.size, None, following)
         return self._grouped(block, active, following)
 
@@ -63,16 +71,14 @@ class Scheduler:
         some = warps.any(1)
         edges = np.flatnonzero(np.diff(some.astype("i1"), prepend=0, append=0))
         low, high = 32 * int(edges[0]), 32 * int(edges[-1])
-        whole = bool((warps.all(1) == some).all())
-        if whole and edges.size <= 2 * _PIECES:
-            high = 32 * int(edges[1])
+        if bool((warps.all(1) == some).all()) and edges.size <= 2 * _PIECES:
             # the other pieces stand at the same block: they run next, and all meet again where the first one stops
-            return _Group(block, low, high, None, block if edges.size > 2 else following)
+            return _Group(block, low, 32 * int(edges[1]), None, block if edges.size > 2 else following)
         return _Group(block, low, high, active[low:high], following)
 
     def _advance(self, group: _Group) -> None:
-        """Run blocks while the group stays together and nobody is behind it."""
-        batch = self._batch
+        """Run blocks while the group stays together and does not reach others."""
+        batch, watch = self._batch, self._watch
         blocks, block_warps = batch.program.blocks, batch.counters.block_warps
         low, high, mask = group.low, group.high, group.mask
         warps = (high - low) // 32 if mask is None else int(mask.reshape(-1, 32).any(1).sum())
@@ -81,9 +87,6 @@ class Scheduler:
             function = batch.function(block, mask is not None, low, high)
             condition = function() if mask is None else function(mask)
             block_warps[block] += warps
-            self._steps_left -= 1
-            if self._steps_left < 0:
-                raise Deadlock(f"the launch exceeded its step limit in block {blocks[block].all_instructions[:1]}")
             here = blocks[block]
             if here.kind == "fall":
                 target = block + 1
@@ -93,7 +96,7 @@ class Scheduler:
                 target = self._turn(group, block, condition)
                 if target < 0:
                     return
-            if target >= group.next:
+            if (target <= block and watch.spins(target, low, high, mask)) or target >= group.next:
                 self._set(group, target)
                 return
             block = target
@@ -123,23 +126,26 @@ class Scheduler:
             return target
         self._set(group, target if taken is None else np.where(taken, target, block + 1))
         if target >= END:
+            self._watch.progress()
             self._barriers.recheck()
         return -1
 
     def _jump_table(self, group: _Group, block: int, taken: Array | None) -> int:
-        index, _ = self._batch.window(group.low, group.high).barrier[0]
+        index, _ = self._batch.barrier[0]
         chosen = np.broadcast_to(index, group.high - group.low)
         if group.mask is not None:
             chosen = chosen[group.mask]
-        targets = np.array(self._batch.program.blocks[block].targets)[chosen]
+        table = self._batch.program.blocks[block].targets
+        if chosen.max() >= len(table) and (taken is None or (chosen[taken] >= len(table)).any()):
+            raise Deadlock(f"{self._batch.program.blocks[block].end}: index beyond its {len(table)} targets")
+        targets = np.array(table)[np.minimum(chosen, len(table) - 1)]
         self._set(group, targets if taken is None else np.where(taken, targets, block + 1))
         return -1
 
     def _meet(self, group: _Group, block: int, taken: Array | None) -> int:
         batch = self._batch
-        instruction = batch.program.blocks[block].end
-        assert instruction is not None
-        number, count = batch.window(group.low, group.high).barrier[0]
+        self._watch.progress()
+        number, count = batch.barrier[0]
         per_block = batch.threads_per_block
         blocks_only = group.low % per_block == 0 and group.high % per_block == 0
         if group.mask is None and taken is None and count is None and blocks_only and not number.ndim:
@@ -148,12 +154,11 @@ class Scheduler:
         threads = np.arange(group.low, group.high)
         number = np.broadcast_to(number, threads.size)
         count = None if count is None else np.broadcast_to(count, threads.size)
-        if group.mask is not None:
-            threads, number = threads[group.mask], number[group.mask]
-            count = None if count is None else count[group.mask]
-        batch.pc[threads] = block + 1
-        if taken is not None:
-            threads, number = threads[taken], number[taken]
-            count = None if count is None else count[taken]
-        self._barriers.arrive(threads, number.astype("i8"), count, instruction)
+        for chosen in (group.mask, taken):
+            if chosen is not None:
+                threads, number = threads[chosen], number[chosen]
+                count = None if count is None else count[chosen]
+            if chosen is group.mask:
+                batch.pc[threads] = block + 1
+        self._barriers.arrive(threads, number.astype("i8"), count, block)
         return -1

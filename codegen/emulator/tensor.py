@@ -1,4 +1,4 @@
-"""Multiply matrices that are spread over the registers of a warp, and move 8x8 matrices between layouts.
+"""Multiply matrices that are spread over the registers of a warp.
 
 Fragments of mma.sync, for lane 4g+t of a warp: an A register holds row g (or g+8), columns 2t and 2t+1 of an 8-column
 step; a B register holds column g, rows 2t and 2t+1; the four sums are (row g, columns 2t, 2t+1) and (row g+8, ...).
@@ -9,14 +9,14 @@ index in an order that A and B share and the columns of B reordered so that sums
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .halves import _F16_TO_F32
+from .halves import F16_TO_F32
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 _ITEM = np.dtype("c16")
 _CHUNK_BYTES = 1 << 21  # of widened B: larger intermediate arrays fall out of the cache
@@ -35,7 +35,7 @@ def _widen_f16(bits: Array) -> Array:
     """fp16 to float32: shifted to the place of the float32 exponent, then scaled by 2^112."""
     halves = bits.view("i2")
     if halves.max() >= 0x7C00 or bits.view("u2").max() >= 0xFC00:  # infinities and NaN do not survive the scaling
-        return _F16_TO_F32.take(bits.view("u2"))
+        return F16_TO_F32.take(bits.view("u2"))
     wide = halves.astype("i4")
     np.left_shift(wide, _SHIFT, wide)
     np.bitwise_and(wide, _KEEP, wide)
@@ -97,7 +97,7 @@ def multiply_matrices_f16(
     n = D[0].shape[0]
     wide = []
     for register in C:
-        pairs = _F16_TO_F32.take(np.ascontiguousarray(np.broadcast_to(register, n)).view("u2")).reshape(n, 2)
+        pairs = F16_TO_F32.take(np.ascontiguousarray(np.broadcast_to(register, n)).view("u2")).reshape(n, 2)
         wide += [np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])]
     sums = [np.empty(n, "f4") for _ in wide]
     multiply_matrices(A, B, wide, sums, brain)
@@ -105,35 +105,3 @@ def multiply_matrices_f16(
         pair = register.view("u2").reshape(n, 2)
         for h in range(2):
             pair[:, h] = sums[2 * k + h].astype("f2").view("u2")
-
-
-def distribute_rows(rows: Array, targets: Sequence[Array], transposed: bool) -> None:
-    """ldmatrix: `rows` [warps, matrices, 8] of 16-byte rows go to the lanes of one register a matrix."""
-    warps, matrices = rows.shape[:2]
-    if transposed:
-        halves = rows.view("u2").reshape(warps, matrices, 4, 2, 8)
-        for m, target in enumerate(targets):
-            np.copyto(target.view("u2").reshape(warps, 8, 4, 2), halves[:, m].transpose(0, 3, 1, 2))
-        return
-    for m, target in enumerate(targets):
-        np.copyto(target.view(_ITEM).reshape(warps, 8), rows[:, m])
-
-
-def collect_rows(sources: Sequence[Array], n: int, transposed: bool) -> Array:
-    """stmatrix: the rows [warps, matrices, 8] that the lanes of one register a matrix hold."""
-    warps = n // 32
-    rows = np.empty((warps, len(sources), 8), _ITEM)
-    for m, source in enumerate(sources):
-        register = np.ascontiguousarray(np.broadcast_to(source, n))
-        if transposed:
-            cells = register.view("u2").reshape(warps, 8, 4, 2)
-            rows[:, m].view("u2").reshape(warps, 8, 8)[...] = cells.transpose(0, 2, 3, 1).reshape(warps, 8, 8)
-        else:
-            rows[:, m] = register.view(_ITEM).reshape(warps, 8)
-    return rows
-
-
-def transpose_matrix(source: Array, out: Array) -> None:
-    """movmatrix: the 8x8 matrix of 16-bit numbers that a warp holds, transposed."""
-    rows = collect_rows([source], out.shape[0], False)
-    distribute_rows(rows, [out], True)

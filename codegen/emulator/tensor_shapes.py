@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .errors import UnknownInstruction
-from .instructions import Instruction
+from .instructions import Instruction, Operand
 
 
 class Product(NamedTuple):
@@ -22,10 +22,14 @@ class Product(NamedTuple):
     flops: int
 
 
+def _registers(operand: Operand) -> tuple[str, ...]:
+    return operand if isinstance(operand, tuple) else (str(operand),)
+
+
 _STEPS = {"m16n8k16": 2, "m16n8k8": 1}
 
 
-def product_of(instruction: Instruction) -> Product | None:
+def product_of(instruction: Instruction) -> Product:
     """The product that an `mma.sync` computes; an error for shapes and types that are not implemented."""
     modifiers = instruction.modifiers
     shape = next((m for m in modifiers if m.startswith("m16n8k")), "")
@@ -42,7 +46,7 @@ def product_of(instruction: Instruction) -> Product | None:
     )
     if not known or len(instruction.operands) != 4:
         raise UnknownInstruction(f"{instruction}: this form of mma is not implemented")
-    D, A, B, C = [operand if isinstance(operand, tuple) else (str(operand),) for operand in instruction.operands]
+    D, A, B, C = [_registers(operand) for operand in instruction.operands]
     sums = 4 if types[0] == "f32" else 2
     if (len(A), len(B), len(C), len(D)) != (2 * steps, steps, sums, sums):
         raise UnknownInstruction(f"{instruction}: wrong number of registers in a fragment")

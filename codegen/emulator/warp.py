@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 _LANE = np.arange(32)
 
 
-def _sources(mode: str, lane: Array, clamp: Array) -> tuple[Array, Array]:
+def _sources(mode: str, lane: Any, clamp: Any) -> tuple[Array, Array]:
     """Source lane of each lane, and whether it lies in the segment; out of range a lane reads itself."""
     segment = clamp >> 8 & 0x1F
     bound = clamp & 0x1F
@@ -36,7 +36,7 @@ def _sources(mode: str, lane: Array, clamp: Array) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=256)
 def _known_sources(mode: str, lane: int, clamp: int) -> tuple[Array, Array]:
-    return _sources(mode, np.int64(lane & 0x1F), np.int64(clamp))
+    return _sources(mode, lane & 0x1F, clamp)
 
 
 def shuffle(value: Array, n: int, mode: str, lane: int, clamp: int) -> tuple[Array, Array]:
@@ -56,20 +56,20 @@ def shuffle_variable(value: Array, n: int, mode: str, lane: Array, clamp: Array)
 
 
 def _participants(n: int, members: Array, mask: Array | None) -> Array:
-    named = (np.broadcast_to(members, n).reshape(-1, 32) >> _LANE.astype("u4") & np.uint32(1)).astype(bool)
+    named: Array = (np.broadcast_to(members, n).reshape(-1, 32) >> _LANE.astype("u4") & np.uint32(1)).astype(bool)
     return named if mask is None else named & mask.reshape(-1, 32)
 
 
 def vote_any(value: Array, n: int, members: Array, mask: Array | None) -> Array:
     """Whether one participant's predicate holds, for each warp."""
     votes = np.broadcast_to(value, n).reshape(-1, 32)
-    return (votes & _participants(n, members, mask)).any(1)[:, None]
+    return np.asarray((votes & _participants(n, members, mask)).any(1, keepdims=True))
 
 
 def vote_all(value: Array, n: int, members: Array, mask: Array | None) -> Array:
     """Whether every participant's predicate holds."""
     votes = np.broadcast_to(value, n).reshape(-1, 32)
-    return (votes | ~_participants(n, members, mask)).all(1)[:, None]
+    return np.asarray((votes | ~_participants(n, members, mask)).all(1, keepdims=True))
 
 
 def vote_uni(value: Array, n: int, members: Array, mask: Array | None) -> Array:

@@ -41,10 +41,12 @@ class EmulatedEngine:
     def read(self, tensor: Tensor) -> NDArray[Any]:
         if 0 in tensor.shape:
             return np.empty(tensor.shape, tensor.dtype)
-        extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
-        flat = self.memory.read(tensor.address, (extent,), tensor.dtype)
-        strides = [s * flat.itemsize for s in tensor.strides]
-        return np.lib.stride_tricks.as_strided(flat, tensor.shape, strides).copy()
+        steps = [(n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True)]
+        low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
+        size = tensor.dtype.itemsize
+        flat = self.memory.read(tensor.address + low * size, (high - low + 1,), tensor.dtype)
+        strides = [s * size for s in tensor.strides]
+        return np.lib.stride_tricks.as_strided(flat[-low:], tensor.shape, strides).copy()
 
     def load(self, binary: Binary) -> Kernel:
         return _kernel(binary.ptx, binary.spec.kernel)
@@ -77,6 +79,6 @@ def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
         return np.empty(1, array.dtype), 0
     steps = [(n - 1) * s // array.itemsize for n, s in zip(array.shape, array.strides, strict=True)]
     low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
-    start = array[tuple(n - 1 if s < 0 else 0 for n, s in zip(array.shape, array.strides, strict=True))]
-    flat = np.lib.stride_tricks.as_strided(start, (high - low + 1,), (array.itemsize,))
+    lowest = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]  # a view from the lowest address
+    flat = np.lib.stride_tricks.as_strided(lowest, (high - low + 1,), (array.itemsize,))
     return flat, -low

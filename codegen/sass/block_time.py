@@ -17,7 +17,7 @@ TAIL_TRIPS = 4  # the same for the last, partly filled wave
 EDGE_TRIPS = 3  # blocks that a slot runs one after the other to show the cost of prologue and epilogue
 EDGE_ITERATIONS = 2  # of the main loop in such a block
 PHASES = (0.0, 0.35, 0.7)  # by how much of an iteration co-resident blocks start apart
-FIRST_OFFSET = 3000.0  # cycles that stand for an iteration as long as none has been simulated
+EDGE_OFFSET = 3000.0  # cycles over which the blocks of an edge simulation spread their starts
 SATURATED = 0.97  # tensor cores this busy leave the other phases no room to differ
 
 
@@ -35,7 +35,7 @@ class BlockTime:
     cycles_among: Callable[[int], float]  # of an iteration with so many blocks, for the last wave
 
     def iterations(self, flops: float) -> float:
-        """Trips of the main loop: from the FLOPs of the block, never from the code (issue_model.md section 9)."""
+        """Trips of the main loop: from the FLOPs of the block, never from the code (docs/model.md)."""
         return max(0.0, (flops - self.outside_flops) / self.loop_flops)
 
     def cycles(self, flops: float, among: int) -> float:
@@ -49,20 +49,23 @@ def flops_of(instructions: Sequence[Instruction]) -> int:
     return sum(tensor_flops(i.opcode) for i in instructions)
 
 
-def simulated_block(trace: Trace, board: Board, warps: int, resident: int) -> BlockTime:
+def simulated_block(
+    trace: Trace, board: Board, warps: int, resident: int, phases: Sequence[float] = PHASES
+) -> BlockTime:
     """The block of a kernel whose warps issue their own tensor instructions (mma.sync)."""
     if not trace.loop:  # then the whole kernel is the body: a slot runs block after block of it
         trace = Trace((), trace.prologue, ())
     body = trace.loop
     steps = plan_steps(body, board)
     busy = sum_load(steps, board).on_sm(warps * resident)
-    iteration, spread = _steady(steps, board, warps, resident, busy["tensor"])
+    iteration, spread = _steady(steps, board, warps, resident, phases, busy["tensor"])
     # In a few iterations the L2 port may run up a backlog that no steady state could: no pipe is busy above 100%.
     iteration = max(iteration, *busy.values())
 
     @lru_cache
     def among(blocks: int) -> float:
-        return mean_iteration(simulate(steps, TAIL_TRIPS, warps, blocks, board))
+        alone = mean_iteration(simulate(steps, TAIL_TRIPS, warps, [0.0] * blocks, board))
+        return max(alone, *(cycles * blocks / resident for cycles in busy.values()))
 
     return BlockTime(
         resident=resident,
@@ -77,20 +80,29 @@ def simulated_block(trace: Trace, board: Board, warps: int, resident: int) -> Bl
 
 
 def _steady(
-    steps: Sequence[Step], board: Board, warps: int, resident: int, tensor_cycles: float
+    steps: Sequence[Step], board: Board, warps: int, resident: int, phases: Sequence[float], tensor_cycles: float
 ) -> tuple[float, float]:
     """(mean cycles of an iteration over the start phases, their relative spread).
 
     Two co-resident blocks lock into one of several relative phases, up to 22% apart; a lone block has but one.
     """
     times: list[float] = []
-    for phase in PHASES if resident > 1 else PHASES[:1]:
-        offset = phase * (times[0] if times else FIRST_OFFSET)
-        times.append(mean_iteration(simulate(steps, TRIPS, warps, resident, board, offset)))
+    for phase in phases if resident > 1 else phases[:1]:
+        begins = staggered(phase, resident, times[0] if times else 0.0)
+        times.append(mean_iteration(simulate(steps, TRIPS, warps, begins, board)))
         if tensor_cycles > SATURATED * times[0]:
             break
     mean = sum(times) / len(times)
     return mean, (max(times) - min(times)) / mean
+
+
+def staggered(phase: float, blocks: int, period: float) -> list[float]:
+    """Start cycles of co-resident blocks, each a `phase` of the period after the one before, within one period.
+
+    >>> staggered(0.5, 3, 100.0)
+    [0.0, 50.0, 0.0]
+    """
+    return [phase * block % 1.0 * period for block in range(blocks)]
 
 
 def _overhead(trace: Trace, board: Board, warps: int, resident: int, iteration: float) -> float:
@@ -102,6 +114,24 @@ def _overhead(trace: Trace, board: Board, warps: int, resident: int, iteration: 
     if not trace.prologue and not trace.epilogue:
         return 0.0
     steps = plan_steps([*trace.prologue, *(trace.loop * EDGE_ITERATIONS), *trace.epilogue], board)
-    offset = PHASES[1] * FIRST_OFFSET if resident > 1 else 0.0
-    period = mean_iteration(simulate(steps, EDGE_TRIPS, warps, resident, board, offset))
+    begins = staggered(PHASES[1], resident, min(EDGE_OFFSET, EDGE_ITERATIONS * iteration))
+    period = mean_iteration(simulate(steps, EDGE_TRIPS, warps, begins, board))
     return max(0.0, period - EDGE_ITERATIONS * iteration)
+
+
+def blend(first: BlockTime, second: BlockTime, share: float) -> BlockTime:
+    """A block that runs as `first` in a share of its iterations and as `second` in the others."""
+
+    def mean(a: float, b: float) -> float:
+        return share * a + (1 - share) * b
+
+    return BlockTime(
+        resident=first.resident,
+        loop_flops=mean(first.loop_flops, second.loop_flops),
+        outside_flops=mean(first.outside_flops, second.outside_flops),
+        cycles_per_iteration=mean(first.cycles_per_iteration, second.cycles_per_iteration),
+        overhead_cycles=mean(first.overhead_cycles, second.overhead_cycles),
+        pipes={name: mean(first.pipes[name], second.pipes[name]) for name in first.pipes},
+        spread=first.spread if share > 0.5 else second.spread,
+        cycles_among=lambda blocks: mean(first.cycles_among(blocks), second.cycles_among(blocks)),
+    )

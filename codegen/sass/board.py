@@ -36,6 +36,10 @@ class Work:
     repeats (the tiles of one head), whose length divides `blocks`. None: all alike. `hbm_bytes` (read and written once)
     alone times a kernel without tensor instructions; in others, and `l2_bytes` likewise, it is a lower bound, because
     copies overlap with computing. `serial_hbm_bytes` do not: the time to clear an accumulator first, say, is added.
+
+    `rare_share` is the share of iterations in which blocks behind a branch that neither compute on tensor cores nor
+    touch global memory (masks, rescue code, lazy rescaling) are executed: 1 counts them always, as the comparison with
+    published figures did; for a mask on the diagonal only it is masked tiles / all tiles.
     """
 
     blocks: int
@@ -46,3 +50,4 @@ class Work:
     hbm_bytes: float | None = None
     l2_bytes: float | None = None
     serial_hbm_bytes: float = 0.0
+    rare_share: float = 1.0

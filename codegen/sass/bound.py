@@ -21,6 +21,8 @@ def static_bound(function: Function, board: Board, work: Work) -> float:
     trace = function.trace
     if not has_tensor_work(trace):
         return memory + serial
+    if work.rare_share < 1:
+        trace = function.short_trace
     body = trace.loop or trace.prologue
     per_warp = flops_of(body)
     if work.tensor_flops <= 0:

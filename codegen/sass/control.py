@@ -1,7 +1,7 @@
 """Decode the control bits with which ptxas schedules each instruction.
 
 The 128-bit encoding carries 21 bits of schedule at bit 105 (bit 41 of the high word), the same layout from sm_70 to
-sm_120: stall 4, yield 1, write barrier 3, read barrier 3, wait mask 6, reuse 4 (issue_model.md section 9).
+sm_120: stall 4, yield 1, write barrier 3, read barrier 3, wait mask 6, reuse 4 (docs/model.md).
 """
 
 from typing import NamedTuple

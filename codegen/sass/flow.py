@@ -1,7 +1,7 @@
 """Build the control flow graph of a function: basic blocks, dominators, natural loops.
 
 Loops are found in the graph, never by address range: ptxas rotates loops and puts rarely taken blocks, and sometimes
-busy ones such as a prefetch, before the header (issue_model.md section 9).
+busy ones such as a prefetch, before the header (docs/model.md).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

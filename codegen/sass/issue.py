@@ -2,7 +2,7 @@
 
 Four sub-partitions, each with one issue slot and its own FMA, ALU, special-function and tensor pipes, an address unit
 and a queue of memory instructions; one shared-memory pipe and one L2 port for all of them; block barriers, scoreboards
-and cp.async groups as the control bits say. issue_model.md section 4 has the model in twelve lines.
+and cp.async groups as the control bits say. docs/model.md tells the story.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,16 @@ QUEUED = 30.0  # LDGSTS and RED release their own write scoreboard so long after
 
 
 class Multiprocessor:
-    """The state of one SM running `blocks` equal blocks; block c starts c * `offset` cycles late."""
+    """The state of one SM running equal blocks, one for each entry of `begins`: the cycle in which it starts."""
 
-    def __init__(self, steps: Sequence[Step], trips: int, warps: int, blocks: int, board: Board, offset: float) -> None:
+    def __init__(self, steps: Sequence[Step], trips: int, warps: int, begins: Sequence[float], board: Board) -> None:
+        blocks = len(begins)
         count = warps * blocks
         self.steps, self.warps_of_a_block = list(steps), warps
         self.pipes = [step[0] for step in steps]
         self.left = [trips] * count
         self.place = [0] * count  # index of the next step of each warp
-        self.ready = [offset * (w // warps) for w in range(count)]  # stall, scoreboards and barrier allow the next step
+        self.ready = [begins[w // warps] for w in range(count)]  # stall, scoreboards and barrier allow the next step
         self.scoreboards = [[0.0] * 6 for _ in range(count)]
         self.groups: list[list[list[float]]] = [[[] for _ in range(6)] for _ in range(count)]
         self.copied = [0.0] * count  # when the last cp.async of a warp lands
@@ -51,7 +52,10 @@ class Multiprocessor:
             self._choose(s, 0.0)
 
     def run(self) -> list[list[float]]:
-        """Issue until every warp has made its trips; the start of each iteration of each warp, in cycles."""
+        """Issue until every warp has made its trips; the start of each iteration of each warp, in cycles.
+
+        One long function, because this is where the time of a prediction goes: a call costs what it would do.
+        """
         steps, ready, place, left, time = self.steps, self.ready, self.place, self.left, self.time
         last = len(steps) - 1
         alive = len(ready)
@@ -190,6 +194,8 @@ def mean_iteration(starts: Sequence[Sequence[float]]) -> float:
     """
     end = min(s[-1] for s in starts)
     begin = max(s[0] for s in starts)
+    if begin >= end:  # some warp finished before another began: no time in which all run
+        return sum((s[-1] - s[0]) / (len(s) - 1) for s in starts) / len(starts)
     begin += 0.25 * (end - begin)
     finished = sum(_iterations_at(s, end) - _iterations_at(s, begin) for s in starts)
     return len(starts) * (end - begin) / finished
@@ -203,8 +209,6 @@ def _iterations_at(starts: Sequence[float], time: float) -> float:
     return len(starts) - 1.0
 
 
-def simulate(
-    steps: Sequence[Step], trips: int, warps: int, blocks: int, board: Board, offset: float = 0.0
-) -> list[list[float]]:
-    """Start times of the iterations of every warp; block c of `blocks` starts c * `offset` cycles late."""
-    return Multiprocessor(steps, trips, warps, blocks, board, offset).run()
+def simulate(steps: Sequence[Step], trips: int, warps: int, begins: Sequence[float], board: Board) -> list[list[float]]:
+    """Start times of the iterations of every warp, for blocks that start at the cycles `begins`."""
+    return Multiprocessor(steps, trips, warps, begins, board).run()

@@ -1,8 +1,9 @@
 """Predict the time of a whole launch: blocks, waves, a tail, the memory's limit; and say what bounds it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .block_time import BlockTime, simulated_block
+from .block_time import PHASES, BlockTime, blend, simulated_block
 from .board import Board, Work
 from .errors import MissingWork
 from .launch import list_schedule, relative_work, waves_cycles
@@ -13,14 +14,15 @@ from .path import Trace
 from .tensor import TENSOR
 from .warpgroup import uses_warpgroups, warpgroup_block
 
-HBM_SHARE = 0.85  # of the data sheet's rate that a streaming kernel reaches (issue_model.md section 4)
+HBM_SHARE = 0.85  # of the data sheet's rate that a streaming kernel reaches (docs/model.md)
 LIMIT_SHARE = 0.9  # a pipe less busy than this does not bound a loop by itself
+FEW = 0.1  # a share of iterations too small for the start phases to matter
 WASTED_SHARE = 0.15  # of the slots empty on average: worth a word in `bound_by`
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A predicted time. Differences below 5% are noise, below 10% doubtful (issue_model.md section 1)."""
+    """A predicted time. Differences below 5% are noise, below 10% doubtful (docs/model.md)."""
 
     seconds: float
     cycles: float  # of the launch, at the board's clock
@@ -50,11 +52,7 @@ def predict_time(function: Function, board: Board, work: Work) -> KernelTime:
         return _memory_time(function, board, work, resident)
     if work.tensor_flops <= 0:
         raise MissingWork(f"{function.name} takes its trip count from Work.tensor_flops, which is {work.tensor_flops}")
-    if uses_warpgroups(trace):
-        specialised = any(i.base == "USETMAXREG" for i in function.instructions)
-        block = warpgroup_block(trace, board, work.warps, resident, specialised)
-    else:
-        block = simulated_block(trace, board, work.warps, resident)
+    block = _block(function, board, work, resident)
     cycles = _launch_cycles(block, board, work)
     computing, memory = cycles / board.clock_ghz / 1e9, memory_seconds(board, work)
     seconds = max(computing, memory) + serial_seconds(board, work)
@@ -72,8 +70,28 @@ def predict_time(function: Function, board: Board, work: Work) -> KernelTime:
         pipes=block.pipes,
         spread=block.spread,
         bound_by=sentence,
-        spills_in_loop=sum(i.spills for i in trace.loop),
+        spills_in_loop=sum(i.spills for i in (trace if work.rare_share > 0.5 else function.short_trace).loop),
     )
+
+
+def _block(function: Function, board: Board, work: Work, resident: int) -> BlockTime:
+    """A block of the launch; with rare blocks in some iterations only, between the two extremes."""
+    share = work.rare_share
+
+    def timed(trace: Trace, phases: Sequence[float] = PHASES) -> BlockTime:
+        if uses_warpgroups(trace):
+            specialised = any(i.base == "USETMAXREG" for i in function.instructions)
+            return warpgroup_block(trace, board, work.warps, resident, specialised)
+        return simulated_block(trace, board, work.warps, resident, phases)
+
+    if share >= 1 or function.short_trace == function.trace:
+        return timed(function.trace)
+    if share <= 0:
+        return timed(function.short_trace)
+    # One phase will do for the extreme that few iterations follow.
+    with_rare = timed(function.trace, PHASES[:1] if share < FEW else PHASES)
+    without = timed(function.short_trace, PHASES[:1] if share > 1 - FEW else PHASES)
+    return blend(with_rare, without, share)
 
 
 def has_tensor_work(trace: Trace) -> bool:

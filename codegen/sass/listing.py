@@ -17,7 +17,7 @@ from .flow import Graph, build_graph
 from .instruction import Instruction, parse_instruction
 from .path import LoopSummary, Trace, summarise_loops, trace_function
 
-WHEEL_PATHS = ("nvidia/cu13/bin/nvdisasm", "nvidia/cuda_nvdisasm/bin/nvdisasm", "nvidia/cu12/bin/nvdisasm")
+WHEEL_PATHS = "nvidia/*/bin/nvdisasm*"  # nvidia/cu13/bin, nvidia/cuda_nvdisasm/bin: the folder's name changes with CUDA
 SECTION = re.compile(r"^\.text\.([^\n:]+):\n", re.M)
 # Either a label, or an instruction: address, text, and its two 64-bit words on this line and the next.
 LINE = re.compile(
@@ -56,8 +56,13 @@ class Function:
 
     @cached_property
     def trace(self) -> Trace:
-        """Prologue, one iteration of the main loop, epilogue."""
+        """Prologue, one iteration of the main loop, epilogue: rare blocks (masks, rescue code) counted as executed."""
         return trace_function(self.instructions, self.graph)
+
+    @cached_property
+    def short_trace(self) -> Trace:
+        """The same without rare blocks: those behind a branch, without tensor work or global memory traffic."""
+        return trace_function(self.instructions, self.graph, rare=False)
 
     def __str__(self) -> str:
         head = (
@@ -122,9 +127,9 @@ def run_nvdisasm(cubin: bytes, *options: str) -> str:
 def find_nvdisasm() -> str:
     """nvdisasm from NVIDIA's wheel, whatever CUDA major it is for, or else from the PATH."""
     for root in map(Path, sys.path):
-        for wheel in WHEEL_PATHS:
-            if (root / wheel).is_file():
-                return str(root / wheel)
+        newest_last = sorted(root.glob(WHEEL_PATHS))
+        if newest_last:
+            return str(newest_last[-1])
     found = shutil.which("nvdisasm")
     if found is None:
         raise DisassemblerMissing(

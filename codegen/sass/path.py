@@ -2,8 +2,9 @@
 
 The main loop is the innermost loop with tensor instructions (an outer loop, over heads or persistent, holds peeled
 iterations as well), of several the one with most tensor work, then the shortest (the unmasked twin of a masked loop).
-Each way is the *heaviest* one: guarded and branched-over code counts as executed, as when the model was compared with
-published figures (issue_model.md section 9).
+Each way takes all the tensor work and global memory traffic it can. What is behind a branch besides (masks, rescue
+code, lazy rescaling) is `rare`: counted as executed, as when the model was compared with published figures
+ (docs/model.md), or left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from .flow import Graph, Loop
 from .instruction import Instruction
+from .rates import ASYNCHRONOUS_OPCODES, GLOBAL_MEMORY
 from .tensor import TENSOR, tensor_flops
 
 
@@ -33,9 +35,9 @@ class LoopSummary(NamedTuple):
     innermost: bool
 
 
-def trace_function(instructions: Sequence[Instruction], graph: Graph) -> Trace:
-    """The three lists for the heaviest path through the function."""
-    weights = [_weight(instructions[b.start : b.end]) for b in graph.blocks]
+def trace_function(instructions: Sequence[Instruction], graph: Graph, *, rare: bool = True) -> Trace:
+    """The three lists for the path with most work; `rare` says whether it goes through rare blocks or past them."""
+    weights = [_weight(instructions[b.start : b.end], rare) for b in graph.blocks]
     everywhere = set(graph.order)
     main = _main_loop(instructions, graph, weights)
     if main is None:
@@ -73,23 +75,27 @@ def summarise_loops(instructions: Sequence[Instruction], graph: Graph) -> tuple[
 def _main_loop(
     instructions: Sequence[Instruction], graph: Graph, weights: Sequence[int]
 ) -> tuple[Loop, list[int]] | None:
-    tensor_loops = [loop for loop in graph.loops if any(weights[b] >= TENSOR_FIRST for b in loop.body)]
+    tensor_loops = [loop for loop in graph.loops if any(weights[b] >= WEIGHT_OF_A_FLOP for b in loop.body)]
     best: tuple[int, int, Loop, list[int]] | None = None
     for loop in tensor_loops:
         if any(other.body < loop.body for other in tensor_loops):
             continue
         path = _heaviest(graph, weights, {loop.header}, loop.body, set(loop.latches))
-        tensor_work, length = divmod(sum(weights[b] for b in path), TENSOR_FIRST)
+        listed = _listed(instructions, graph, path)
+        tensor_work, length = sum(tensor_flops(i.opcode) for i in listed), len(listed)
         if tensor_work and (best is None or (tensor_work, -length) > best[:2]):
             best = (tensor_work, -length, loop, path)
     return (best[2], best[3]) if best else None
 
 
-TENSOR_FIRST = 10**6  # one FLOP outweighs any number of instructions
+WEIGHT_OF_TRAFFIC = 10**6  # of an instruction: outweighs any number of others
+WEIGHT_OF_A_FLOP = 10**12  # outweighs any traffic
 
 
-def _weight(block: Sequence[Instruction]) -> int:
-    return sum(tensor_flops(i.opcode) for i in block if i.base in TENSOR) * TENSOR_FIRST + len(block)
+def _weight(block: Sequence[Instruction], rare: bool) -> int:
+    flops = sum(tensor_flops(i.opcode) for i in block if i.base in TENSOR)
+    traffic = 0 if rare else sum(i.base in GLOBAL_MEMORY or i.base in ASYNCHRONOUS_OPCODES for i in block)
+    return flops * WEIGHT_OF_A_FLOP + traffic * WEIGHT_OF_TRAFFIC + (len(block) if rare else -len(block))
 
 
 def _exits(instructions: Sequence[Instruction], graph: Graph) -> set[int]:

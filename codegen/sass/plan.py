@@ -7,7 +7,18 @@ from typing import NamedTuple
 from .board import Board
 from .instruction import Instruction
 from .occupancy import LANES, SUB_PARTITIONS
-from .rates import CONTROL, MEMORY, MEMORY_PATH, SPECIAL, TENSOR_CORE, VARIABLE_READS, pipe_cycles, pipe_of, pipe_rates
+from .rates import (
+    CONTROL,
+    GLOBAL_MEMORY,
+    MEMORY,
+    MEMORY_PATH,
+    SPECIAL,
+    TENSOR_CORE,
+    VARIABLE_READS,
+    pipe_cycles,
+    pipe_of,
+    pipe_rates,
+)
 from .tensor import tensor_flops
 
 # What a step does besides holding a pipe.
@@ -24,7 +35,6 @@ KINDS = {
 }
 # Cycles by which a shared load of more wavefronts returns later, each: LDS 24/24/26 for 32/64/128 bits, LDSM.x4 +6 [L].
 LATER_PER_WAVEFRONT = {"LDSM": 1.5, "LDS": 0.5}
-THROUGH_L2 = frozenset({"STG", "LDGSTS", "LDG", "LD", "RED", "REDG", "ATOM", "ATOMG"})
 AWAIT_GROUPS = re.compile(r"SB(\d),\s*(0x[0-9a-f]+|\d+)")
 
 
@@ -71,7 +81,7 @@ def instruction_cost(instruction: Instruction, board: Board) -> Cost:
         if KINDS[base] == COPY:
             held += wavefronts * MEMORY_PATH.fill_share
         later = MEMORY_PATH.local_latency if base == "LDL" else wavefronts * LATER_PER_WAVEFRONT.get(base, 0.0)
-        return Cost(MEMORY, 1, KINDS[base], held, later, LANES * lane_bytes if base in THROUGH_L2 else 0)
+        return Cost(MEMORY, 1, KINDS[base], held, later, LANES * lane_bytes if base in GLOBAL_MEMORY else 0)
     if pipe == CONTROL:
         kind = PLAIN if opcode.startswith("BAR.ARV") else KINDS.get(base, PLAIN)  # arriving does not wait
         return Cost(CONTROL, 1, kind, later=MEMORY_PATH.register_latency * (base in VARIABLE_READS))

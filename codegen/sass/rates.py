@@ -58,7 +58,7 @@ class MemoryPath:
     special_latency: float = 18.0  # MUFU and conversions, beyond the pipe's own cycles [?]
     register_latency: float = 20.0  # S2R, LDC and other reads of variable latency [?]
     local_latency: float = 10.0  # of a refill beyond a shared load's, when L1 hits [?]
-    greedy: bool = False  # fitted: loose round robin. [L] says greedy, then youngest; see issue_model.md section 6
+    greedy: bool = False  # fitted: loose round robin. [L] says greedy, then youngest; undecided
 
 
 MEMORY_PATH = MemoryPath()
@@ -116,6 +116,7 @@ _FIELD_OF = {
     )
     for name in names.split()
 }
+GLOBAL_MEMORY = frozenset({"STG", "LDGSTS", "LDG", "LD", "RED", "REDG", "ATOM", "ATOMG"})  # through the L2 port
 VARIABLE_READS = frozenset(VARIABLE_READ.split())
 ASYNCHRONOUS_OPCODES = frozenset(ASYNCHRONOUS.split())
 

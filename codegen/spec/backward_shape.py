@@ -10,9 +10,9 @@ PANEL = 64  # columns of a swizzled panel: 128 bytes, all banks
 ROW_GROUP = 8  # rows after which the swizzle repeats
 HUGE_LOG2 = 2.0**13  # |m log2(e)| from which fp32 cannot hold m + ln l well enough
 
-# Registers a thread beside accumulators and kept fragments: fragments in flight, addresses, counters. Of the prototypes,
+# Registers a thread beside accumulators and kept fragments: fragments in flight, addresses, counters. Of early kernels,
 # tiles that needed up to 255 with it had no spills, and those above had many.
-_OTHER_REGISTERS = 32
+_OTHER_REGISTERS = 30
 
 
 def padded_columns(spec: KernelSpec) -> int:
@@ -105,7 +105,7 @@ def why_bad_key_block(spec: KernelSpec, tile: KeyBlockTile) -> str | None:
     """The rule that the shares of a KeyBlockTile break, as a sentence with both numbers; None if they break none."""
     width, step = padded_columns(spec), slice_columns(tile)
     if tile.Br % STATS_ROWS or PAD_ROWS % tile.Br:
-        return f"Br={tile.Br}: must be a multiple of {STATS_ROWS} that divides {PAD_ROWS}, as the statistics are stored."
+        return f"Br={tile.Br}: must be a multiple of {STATS_ROWS} that divides {PAD_ROWS}, as statistics are stored."
     if tile.row_split not in (1, 2, 4) or tile.warps % tile.row_split:
         return f"row_split={tile.row_split}: must be 1, 2 or 4 and divide warps={tile.warps}."
     if tile.Br % (BLOCK * tile.row_split):
@@ -118,14 +118,16 @@ def why_bad_key_block(spec: KernelSpec, tile: KeyBlockTile) -> str | None:
         return f"Bc={tile.Bc} over {key_warps} warps along the keys: each needs a multiple of {BLOCK} keys."
     if tile.v_regs and tile.stages * 2 * tile.Br < tile.Bc:
         rows = tile.stages * 2 * tile.Br
-        return f"v_regs: V's Bc={tile.Bc} rows pass through the Q and dO buffers, which have {rows} rows. Use a larger Br."
+        return f"v_regs: V's Bc={tile.Bc} rows pass through the {rows} rows of Q and dO. Use a larger Br."
     if spec.kernel != "dkdv" and dQ_split(spec) is None:
         return (
-            f"Br={tile.Br} and {width} columns: {tile.warps} warps cannot share the {tile.Br // BLOCK} x {width // BLOCK} "
-            "blocks of dQ evenly. Use fewer warps or a larger Br."
+            f"Br={tile.Br} and {width} columns: {tile.warps} warps cannot share the "
+            f"{tile.Br // BLOCK} x {width // BLOCK} blocks of dQ evenly. Use fewer warps or a larger Br."
         )
     if stats_bytes(tile.Br) > 16 * spec.threads:
-        return f"warps={tile.warps}: too few to copy the statistics of Br={tile.Br} rows, {stats_bytes(tile.Br)} B, at once."
+        return (
+            f"warps={tile.warps}: too few to copy {stats_bytes(tile.Br)} B of statistics of Br={tile.Br} rows at once."
+        )
     return _why_bad_copy(spec, tile.stages, swizzled(width)) or _why_many_registers(
         spec, tile.min_blocks, _key_block_registers(spec, tile)
     )
@@ -150,24 +152,22 @@ def _why_bad_copy(spec: KernelSpec, stages: int, rows_swizzled: bool) -> str | N
         return f"stages={stages}: must be 1 or 2."
     copy_rows = spec.threads // 8
     if rows_swizzled and copy_rows % ROW_GROUP:
-        return f"warps={spec.tile.warps}: a copy pass of {copy_rows} rows breaks the swizzle of {ROW_GROUP}. Use an even number."
+        return f"warps={spec.tile.warps}: a copy pass of {copy_rows} rows breaks the swizzle of {ROW_GROUP}."
     return None
 
 
 def _why_many_registers(spec: KernelSpec, min_blocks: int, need: int) -> str | None:
-    if min_blocks < 1:
-        return f"min_blocks={min_blocks}: must be 1 or more."
     given = min(255, 65536 // (spec.threads * min_blocks) // 8 * 8)
     if need > given:
         return (
-            f"{spec.key} needs about {need} registers a thread; {min_blocks} block(s) of {spec.threads} threads leave {given}. "
-            "Use a smaller tile or slice, more warps or fewer min_blocks."
+            f"{spec.key} needs about {need} registers a thread; {min_blocks} block(s) of {spec.threads} threads leave "
+            f"{given}. Use a smaller tile or slice, more warps or fewer min_blocks."
         )
     return None
 
 
 def _key_block_registers(spec: KernelSpec, tile: KeyBlockTile) -> int:
-    """Registers of the largest set that lives at once: a 16 x n fp32 accumulator takes n / 2, a 16-bit fragment n / 4."""
+    """Registers that live at once, at most: a 16 x n fp32 accumulator takes n / 2, a 16-bit fragment n / 4."""
     blocks = tile.Bc * tile.row_split // tile.warps // BLOCK
     width, step = padded_columns(spec), slice_columns(tile)
     kept = blocks * width // tile.row_split  # dK and dV

@@ -116,7 +116,7 @@ GPUS: dict[str, Gpu] = {
     )
 }  # fmt: skip
 
-# NVIDIA's own names, lower case and reduced to words, beside our keys. A part that is not listed is unknown, never guessed:
+# NVIDIA's own names, lower case and reduced to words, beside our keys. A part that is not listed is unknown:
 # a laptop GPU or a MIG slice shares the name of a part whose rates it has not got.
 _NAMES: tuple[tuple[str, str], ...] = (
     (r"(tesla )?t4", "t4"),

@@ -91,6 +91,11 @@ class KernelSpec:
         return 32 * self.tile.warps
 
     @property
+    def half_step(self) -> bool:
+        """Whether d / 8 is odd: sums over d end in a half step (mma m16n8k8), and the columns of d in a half block."""
+        return self.d % 16 != 0
+
+    @property
     def signature(self) -> tuple[Arg, ...]:
         """The kernel's parameters in order."""
         return SIGNATURES[self.kernel]
@@ -137,14 +142,14 @@ SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
     ),
     "fused": (
         _Q, _K, _V, _dO, _STATS,
-        Arg("float*", "dQ_acc", "[B, Hq, Tr, Br * d padded to 16], fp32 sums in the order of the fragments"),
+        Arg("float*", "dQ_acc", "[B, Hq, Tr, Br * columns], sums of dQ / scale in the order of the fragments"),
         _view("dK", "[B, Hk, Nk, d]", const=False), _view("dV", "[B, Hk, Nk, d]", const=False),
         Arg("Walk", "Q_walk", "bytes between copy passes and between Q tiles"),
         Arg("Walk", "dO_walk", "bytes between copy passes and between dO tiles"),
         *_SIZES, *_SCALES,
     ),
     "convert": (
-        Arg("const float*", "dQ_acc", "[B, Hq, Tr, Br * d padded to 16], fp32 sums in the order of the fragments"),
+        Arg("const float*", "dQ_acc", "[B, Hq, Tr, Br * columns], sums of dQ / scale in the order of the fragments"),
         _view("dQ", "[B, Hq, Nq, d]", const=False),
         Arg("int", "Hq", "query heads"), Arg("int", "Nq", "query rows of a head"),
         Arg("float", "scale", "of Q K^T"),

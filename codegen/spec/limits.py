@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import backward_shape as shape
+from .forward_shape import forward_registers, why_bad_forward
 from .gpu import REGISTERS_PER_SM, RESERVED_SMEM, Gpu
 from .kernel import KernelSpec
 from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile
@@ -114,8 +115,13 @@ def why_illegal(spec: KernelSpec, gpu: Gpu) -> str | None:
 
 def _why_bad_shape(spec: KernelSpec) -> str | None:
     tile = spec.tile
+    for name in ("Br", "Bc", "stages", "row_split", "min_blocks"):
+        if getattr(tile, name, 1) < 1:
+            return f"{name}={getattr(tile, name)}: must be 1 or more."
     if not 1 <= tile.warps <= MAX_WARPS:
         return f"warps={tile.warps}: a block has 1 to {MAX_WARPS} warps."
+    if isinstance(tile, ForwardTile):
+        return why_bad_forward(spec, tile)
     if isinstance(tile, KeyBlockTile):
         return shape.why_bad_key_block(spec, tile)
     if isinstance(tile, QueryBlockTile):
@@ -132,6 +138,24 @@ def _why_too_large(spec: KernelSpec, gpu: Gpu) -> str | None:
             f"{spec.key} needs {need} B of shared memory; {gpu.key} gives a block {gpu.smem_block_bytes} B. "
             "Use a smaller Br or Bc, or one stage."
         )
+    if isinstance(tile, ForwardTile):
+        return _why_too_many(spec, tile, gpu)
+    return None
+
+
+def _why_too_many(spec: KernelSpec, tile: ForwardTile, gpu: Gpu) -> str | None:
+    """Whether min_blocks blocks of a forward kernel share an SM, by each of its resources."""
+    blocks = f"{spec.key}: min_blocks={tile.min_blocks}"
+    given = min(MAX_REGISTERS, REGISTERS_PER_SM // (spec.threads * tile.min_blocks) // 8 * 8)
+    need = forward_registers(spec, tile)
+    if need > given:
+        return f"{blocks} leave {given} registers a thread, and it needs about {need}. Use a smaller Br, Bc or q_steps."
+    need, given = tile.min_blocks * (smem_bytes(spec) + RESERVED_SMEM), gpu.smem_sm_bytes
+    if need > given:
+        return f"{blocks} need {need} B of shared memory; an SM of {gpu.key} has {given} B. Use a smaller Br or Bc."
+    need, given = tile.min_blocks * spec.threads, gpu.threads_sm
+    if need > given:
+        return f"{blocks} have {need} threads; an SM of {gpu.key} holds {given}. Use fewer warps."
     return None
 
 

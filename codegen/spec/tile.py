@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ..errors import IllegalTile
 
@@ -75,7 +75,7 @@ class RowTile:
 
 
 Tile = ForwardTile | KeyBlockTile | QueryBlockTile | RowTile
-AnyTile = TypeVar("AnyTile", ForwardTile, KeyBlockTile, QueryBlockTile, RowTile)
+AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
 def tile_key(tile: Tile) -> str:
@@ -105,7 +105,7 @@ def parse_tile(text: str, default: AnyTile) -> AnyTile:
     RowTile(warps=4)
     """
     kinds = {f.name: type(getattr(default, f.name)) for f in fields(default)}
-    changes: dict[str, int | bool] = {}
+    changes: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = item.partition("=")
         if name not in kinds:

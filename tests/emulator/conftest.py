@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flashsmith.emulator import GlobalMemory, Report, launch, parse
 
-SECONDS_PER_TEST = 60  # a hang is a failure, not a stuck run
+SECONDS_PER_TEST = 20  # a hang is a failure, not a stuck run
 
 REGISTERS = """
     .reg .pred %p<8>;
@@ -96,7 +96,7 @@ class Run:
         return self.arrays[-1]
 
 
-def run_ptx(ptx: str, args: Sequence[object], *, grid=1, block=32, kernel: str | None = None, **options) -> Run:
+def run_ptx(ptx: str, args: Sequence[object], grid=1, block=32, *, kernel: str | None = None, **options) -> Run:
     """Launch a kernel of a PTX text; arrays are uploaded, Outs allocated, the rest is passed on."""
     kernels = parse(ptx).kernels
     chosen = kernels[kernel] if kernel else next(iter(kernels.values()))
@@ -121,34 +121,44 @@ def run_cuda(source: str, args: Sequence[object], *, arch: str = "compute_80", n
     return run_ptx(compile_cuda(source, arch, tuple(nvrtc_options)), args, **options)
 
 
-def apply(code: str, *operands: np.ndarray, out, threads: int = 128, target: str = "sm_80") -> np.ndarray:
-    """Run PTX once an element: operands arrive in %a, %b, %c, %e; what it leaves in %d comes back as `out`."""
-    count = len(operands[0])
+def apply(code: str, *operands: np.ndarray, out, threads: int = 128, target: str = "sm_80", diverge=True) -> np.ndarray:
+    """Run PTX once an element: operands arrive in %a, %b, %c, %e; what it leaves in %d comes back as `out`.
+
+    Emulators tend to have two ways to run an instruction, for whole warps and for some lanes. So the code runs again in
+    a branch that only the odd lanes take: these must get the same, the even ones keep the zero they had.
+    """
+    result = run_ptx(*element_kernel(code, operands, out, threads, target, False)).out
+    if diverge:
+        odd_only = run_ptx(*element_kernel(code, operands, out, threads, target, True)).out
+        bits = f"u{result.itemsize}"
+        np.testing.assert_array_equal(odd_only.view(bits)[1::2], result.view(bits)[1::2], "odd lanes in a branch")
+        assert not odd_only.view(bits)[::2].any(), "a lane that is not in the branch was written"
+    return result
+
+
+def element_kernel(code: str, operands, out, threads: int, target: str, diverge: bool) -> tuple:
+    """The kernel of `apply` and how to launch it, as arguments of run_ptx."""
+    count, size = len(operands[0]), np.dtype(out).itemsize
     block = min(threads, count)
     assert count % block == 0 and all(len(x) == count for x in operands)
-    lines = [
-        "mov.u32 %r0, %ctaid.x;",
-        "mov.u32 %r1, %ntid.x;",
-        "mov.u32 %r2, %tid.x;",
-        "mad.lo.s32 %r0, %r0, %r1, %r2;",
-    ]
+    lines = ["mov.u32 %r0, %ctaid.x;", "mov.u32 %r1, %ntid.x;", "mov.u32 %r2, %tid.x;"]
+    lines += ["mad.lo.s32 %r0, %r0, %r1, %r2;"]
     declared = [f".reg .{register_type(out)} %d;"]
     for i, (name, operand) in enumerate(zip("abce", operands, strict=False)):
         type_ = register_type(operand.dtype)
         declared.append(f".reg .{type_} %{name};")
         lines += [f"ld.param.u64 %rd0, [p{i}];", f"mad.wide.s32 %rd0, %r0, {operand.itemsize}, %rd0;"]
         lines += [f"ld.global.{type_} %{name}, [%rd0];"]
-    lines += code.strip().splitlines()
-    size = np.dtype(out).itemsize
+    if diverge:
+        zero = "0f00000000" if register_type(out) == "f32" else "0"
+        lines += [f"mov.{register_type(out)} %d, {zero};", "and.b32 %r1, %r0, 1;", "setp.eq.s32 %p7, %r1, 0;"]
+        lines += ["@%p7 bra $even;"]
+    lines += [code, "$even:"]
     lines += [f"ld.param.u64 %rd0, [p{len(operands)}];", f"mad.wide.s32 %rd0, %r0, {size}, %rd0;"]
     lines += [f"st.global.{register_type(out)} [%rd0], %d;"]
-    text = ptx_kernel(
-        "\n".join("    " + line for line in lines),
-        [".u64"] * (len(operands) + 1),
-        declarations="    " + " ".join(declared),
-        target=target,
-    )
-    return run_ptx(text, [*operands, Out(count, out)], grid=count // block, block=block).out
+    params = [".u64"] * (len(operands) + 1)
+    text = ptx_kernel("\n".join(lines), params, declarations=" ".join(declared), target=target)
+    return text, [*operands, Out(count, out)], count // block, block
 
 
 def register_type(dtype) -> str:

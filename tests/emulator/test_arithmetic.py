@@ -49,11 +49,6 @@ def truncated_quotient(a: int, b: int) -> int:
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-def shift_left(a, n, bits):
-    """PTX clamps the count: everything is shifted out from `bits` on."""
-    return a << min(n, bits)
-
-
 def signed(value: int, bits: int) -> int:
     """The two's complement reading of the low bits of a value."""
     value &= (1 << bits) - 1
@@ -385,7 +380,7 @@ def test_fma_of_special_values():
 
 
 def test_bug_03_a_fused_exponent_is_not_one_at_the_maximum():
-    """ex2(fma(x, c, -round(x * c))) sees the rounding of x * c; multiplying first gives exactly 1 (cases.md BUG-03)."""
+    """ex2(fma(x, c, -round(x * c))) sees the rounding of x * c; multiplying first gives exactly 1."""
     x = np.full(32, 133120.0**2 * 64, f32)
     c = np.full(32, 0.125 * math.log2(math.e), f32)
     residue = float(Fraction(float(x[0])) * Fraction(float(c[0])) - Fraction(float(x[0] * c[0])))

@@ -229,3 +229,12 @@ def test_another_warp_sees_the_data_after_wait_and_barrier():
     result = run(body + look(0, 0), 2, block=64, check_races=True)
     np.testing.assert_array_equal(result.out.ravel(), np.roll(np.arange(256), 128))
     assert result.report.race_count == 0
+
+
+def test_copies_in_a_branch():
+    """Every third lane copies in a branch of its own, with a group of its own."""
+    body = "rem.u32 %r2, %r0, 3;\nsetp.ne.u32 %p0, %r2, 0;\n@%p0 bra over;\n" + copy(0) + COMMIT + wait(0)
+    out = run(body + "over:\n" + look(0, 0), 1).out[0].reshape(32, 4)
+    third = np.arange(32) % 3 == 0
+    np.testing.assert_array_equal(out[third], stage_of(0).reshape(32, 4)[third])
+    assert np.isnan(out[~third]).all()

@@ -306,7 +306,7 @@ def test_shuffle(mode, width):
             selp.b32 %r4, 1, 0, %p0;
             mov.b64 %d, {{%r3, %r4}};
         """
-        moved, predicate = apply(code, values, out=np.int64).view(i32).reshape(32, 2).T
+        moved, predicate = apply(code, values, out=np.int64, diverge=False).view(i32).reshape(32, 2).T
         expected = shuffled(mode, values, b, c)
         np.testing.assert_array_equal(moved, expected[0], f"distance {b}")
         np.testing.assert_array_equal(predicate, expected[1], f"predicate at distance {b}")
@@ -315,7 +315,7 @@ def test_shuffle(mode, width):
 def test_shuffle_with_a_clamp_inside_the_segment():
     """c's low bits bound the source lane: down by 3, no farther than lane 20."""
     values = np.arange(100, 132, dtype=i32)
-    result = apply("shfl.sync.down.b32 %d, %a, 3, 20, 0xffffffff;", values, out=i32)
+    result = apply("shfl.sync.down.b32 %d, %a, 3, 20, 0xffffffff;", values, out=i32, diverge=False)
     np.testing.assert_array_equal(result, shuffled("down", values, 3, 20)[0])
 
 
@@ -345,6 +345,34 @@ def test_shuffle_inside_a_branch():
     even = np.where(LANE + 4 < 32, LANE + 4, LANE) * 10 + 1
     expected = np.where(LANE & 1, (LANE ^ 2) * 10, even)
     np.testing.assert_array_equal(run_cuda(source, [Out(32, i32)]).out, expected)
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+def test_shuffle_by_some_of_the_warps(mode):
+    """Every other of twelve warps shuffles, the rest keep what they had; lane and clamp known or in registers."""
+    values = np.random.default_rng(4).integers(1, 2**31, 384).astype(i32)
+    c = 0 if mode == "up" else 31
+    warp = np.arange(384) // 32
+    expected = np.where(warp % 2, np.concatenate([shuffled(mode, row, 5, c)[0] for row in values.reshape(12, 32)]), -1)
+    inside = np.where(warp % 2, np.tile(shuffled(mode, values[:32], 5, c)[1], 12), 0)
+    for lane, clamp in (("5", str(c)), ("%r6", "%r7")):
+        code = f"""
+            mov.u32 %r3, -1;
+            mov.u32 %r4, 0;
+            shr.u32 %r5, %r2, 5;
+            and.b32 %r5, %r5, 1;
+            add.u32 %r6, %r5, 4;
+            mul.lo.u32 %r7, %r5, {c};
+            setp.eq.u32 %p1, %r5, 0;
+            @%p1 bra $over;
+            shfl.sync.{mode}.b32 %r3|%p0, %a, {lane}, {clamp}, -1;
+            selp.b32 %r4, 1, 0, %p0;
+        $over:
+            mov.b64 %d, {{%r3, %r4}};
+        """
+        result = apply(code, values, out=np.int64, threads=384, diverge=False).view(i32).reshape(384, 2)
+        np.testing.assert_array_equal(result[:, 0], expected)
+        np.testing.assert_array_equal(result[:, 1], inside)
 
 
 def test_warp_reduction():
@@ -380,7 +408,7 @@ def test_votes():
         or.b32 %r4, %r4, %r6;
         mov.b64 %d, {%r3, %r4};
     """
-    ballot, votes = apply(code, flags, out=np.int64, threads=96).view(u32).reshape(96, 2).T
+    ballot, votes = apply(code, flags, out=np.int64, threads=96, diverge=False).view(u32).reshape(96, 2).T
     mixed = sum(1 << lane for lane in range(0, 32, 3))
     np.testing.assert_array_equal(ballot, np.repeat(np.array([mixed, 0, 0xFFFFFFFF], u32), 32))
     np.testing.assert_array_equal(votes, np.repeat([1, 4, 7], 32))

@@ -213,6 +213,45 @@ def test_pointer_arithmetic_of_a_strided_tensor():
     np.testing.assert_array_equal(out, x[:, ::2].T)
 
 
+# ---- in a branch -------------------------------------------------------------------------------------------------
+
+
+def test_memory_in_a_branch():
+    """Lanes 3, 6, 9 ... load, store, add and copy in every space; the others leave everything alone."""
+    source = """
+    extern "C" __global__ void k(const float4* x, float4* out, int* tickets, int* counter) {
+        __shared__ float4 s[96];
+        __shared__ int own;
+        int t = threadIdx.x;
+        s[t] = float4{-1, -1, -1, -1};
+        if (t == 0) own = 100;
+        __syncthreads();
+        if (t % 3 == 0) {
+            float4 v = x[t];
+            int local[4] = {t, t + 1, t + 2, t + 3};
+            local[(t / 3) & 3] = -t;
+            s[95 - t] = float4{v.w, v.z, v.y, (float)local[(t / 6) & 3]};
+            tickets[t] = atomicAdd(counter, 2) + atomicAdd(&own, 1000);
+        }
+        __syncthreads();
+        if (t & 1) out[t] = s[t];
+    }"""
+    x = np.arange(384, dtype=f32).reshape(96, 4)
+    run = run_cuda(source, [x, Out((96, 4), f32), np.full(96, -5, i32), np.zeros(1, i32)], block=96, check_races=True)
+    shared = np.full((96, 4), -1, f32)
+    for t in range(0, 96, 3):
+        last = -t if t // 3 & 3 == t // 6 & 3 else t + (t // 6 & 3)
+        shared[95 - t] = [x[t, 3], x[t, 2], x[t, 1], last]
+    out, tickets, counter = run.arrays[1:]
+    np.testing.assert_array_equal(out[1::2], shared[1::2])
+    assert np.isnan(out[::2]).all()
+    third = np.arange(96) % 3 == 0
+    assert (tickets[~third] == -5).all() and counter[0] == 64
+    np.testing.assert_array_equal(np.sort(tickets[third] % 1000 - 100), np.arange(0, 64, 2))
+    np.testing.assert_array_equal(np.sort(tickets[third] // 1000), np.arange(32))
+    assert run.report.race_count == 0
+
+
 # ---- parameters --------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ class Writer:
         self.cuda: list[str] = []
         self.python: list[str] = []
         self.loops = 0
+        self.may_return = False
 
     def line(self, cuda: str, python: str, depth: int) -> None:
         """The same statement in both languages."""
@@ -84,35 +85,68 @@ class Writer:
             elif in_loop:
                 condition, jump = self.condition(), self.random.choice(["break", "continue"])
                 self.line(f"if ({condition}) {jump};", f"if {condition}: {jump}", depth)
-            elif kind > 0.97:
+            elif kind > 0.9 and self.may_return:
                 condition = self.condition()
                 self.line(f"if ({condition}) {{ out[g] = y; return; }}", f"if {condition}: return y", depth)
             else:
                 self.assignment(depth)
 
+    def exchange(self) -> None:
+        """All threads of a block give x and take another's, between two barriers."""
+        factor, shift = self.random.choice([1, 5, 7]), self.random.randrange(THREADS)
+        source = f"(t * {factor} + {shift}) % {THREADS}"
+        self.line(f"s[t] = x; __syncthreads(); x = s[{source}]; __syncthreads();", f"x = yield x, {source}", 0)
+
 
 def write_program(seed: int) -> tuple[str, str]:
-    """CUDA text and Python text of the same function of g."""
+    """CUDA text and Python text of the same function of g; in Python a generator that yields at each exchange."""
     writer = Writer(seed)
-    writer.block(0, 8, False)
-    cuda = (
-        f"""extern "C" __global__ void k(int* out) {{
-    int t = threadIdx.x, g = blockIdx.x * {THREADS} + t, x = g, y = 3, z = g * 7;
-"""
-        + "\n".join(writer.cuda)
-        + "\n    out[g] = x + y * 3 + z * 5;\n}\n"
-    )
-    python = f"def program(g):\n    t, x, y, z = g % {THREADS}, g, 3, g * 7\n"
-    return cuda, python + "\n".join(writer.python) + "\n    return x + y * 3 + z * 5\n"
+    for _ in range(3):
+        writer.block(0, 4, False)
+        writer.exchange()
+    writer.may_return = True
+    writer.block(0, 5, False)
+    cuda = [
+        'extern "C" __global__ void k(int* out) {',
+        f"    __shared__ int s[{THREADS}];",
+        f"    int t = threadIdx.x, g = blockIdx.x * {THREADS} + t, x = g, y = 3, z = g * 7;",
+        *writer.cuda,
+        "    out[g] = x + y * 3 + z * 5;",
+        "}",
+    ]
+    python = [
+        "def program(g):",
+        f"    t, x, y, z = g % {THREADS}, g, 3, g * 7",
+        *writer.python,
+        "    return x + y * 3 + z * 5",
+    ]
+    return "\n".join(cuda), "\n".join(python)
 
 
-@pytest.mark.parametrize("seed", range(24))
+def run_block(program, block: int) -> list[int]:
+    """The threads of a block in Python: from exchange to exchange, then the results."""
+    threads = [program(block * THREADS + t) for t in range(THREADS)]
+    offers = [next(thread) for thread in threads]
+    while True:
+        taken = [offers[source][0] for _, source in offers]
+        offers, results = [], []
+        for thread, value in zip(threads, taken, strict=True):
+            try:
+                offers.append(thread.send(value))
+            except StopIteration as end:
+                results.append(end.value)
+        if results:
+            return results
+
+
+@pytest.mark.parametrize("seed", range(30))
 def test_random_program(seed):
-    """Nested divergence, break, continue and early return, in every thread of five blocks."""
+    """Nested divergence, break, continue, barriers and early return, in every thread of five blocks."""
     cuda, python = write_program(seed)
     namespace: dict = {}
     exec(python, namespace)
-    expected = [namespace["program"](g) for g in range(THREADS * BLOCKS)]
+    expected = [value for block in range(BLOCKS) for value in run_block(namespace["program"], block)]
     assert len(set(expected)) > 5  # a program that says the same for every thread shows nothing
-    out = run_cuda(cuda, [Out(THREADS * BLOCKS, np.int32)], grid=BLOCKS, block=THREADS).out
-    np.testing.assert_array_equal(out, expected, cuda)
+    run = run_cuda(cuda, [Out(THREADS * BLOCKS, np.int32)], grid=BLOCKS, block=THREADS, check_races=True)
+    np.testing.assert_array_equal(run.out, expected, cuda)
+    assert run.report.race_count == 0

@@ -219,9 +219,12 @@ def test_mma_in_a_chain(case):
 
 
 def test_mma_in_a_loop_that_only_some_warps_run():
-    """Warps of one block with different trip counts, as under a causal mask."""
+    """Twelve warps of a block with trip counts 0, 1, 2, 3 in disorder, as under a mask."""
     code = f"""
         shr.u32 %r2, %r1, 5;
+        mul.lo.u32 %r2, %r2, 7;
+        shr.u32 %r2, %r2, 1;
+        and.b32 %r2, %r2, 3;
         mov.u32 %r3, 0;
     loop:
         setp.ge.u32 %p0, %r3, %r2;
@@ -232,12 +235,13 @@ def test_mma_in_a_loop_that_only_some_warps_run():
     done:
     """
     rng = np.random.default_rng(4)
-    a, b = rng.integers(-3, 4, (4, 16, 16)), rng.integers(-3, 4, (4, 16, 8))
+    a, b = rng.integers(-3, 4, (12, 16, 16)), rng.integers(-3, 4, (12, 16, 8))
     a_regs, b_regs = fragment(a.astype(f16), a_place, 8, 16), fragment(b.astype(f16), b_place, 4, 16)
-    d_regs = run_ptx(chain(code), [a_regs, b_regs, Out((4, 32, 4), f32)], block=128).out
-    for warp in range(4):
+    d_regs = run_ptx(chain(code), [a_regs, b_regs, Out((12, 32, 4), f32)], block=384).out
+    for warp in range(12):
         for i in range(4):
-            np.testing.assert_array_equal(d_regs[warp, :, i], warp * (a[warp] @ b[warp])[c_place(i)])
+            expected = (warp * 7 // 2 & 3) * (a[warp] @ b[warp])[c_place(i)]
+            np.testing.assert_array_equal(d_regs[warp, :, i], expected)
 
 
 # ---- ldmatrix, stmatrix, movmatrix ---------------------------------------------------------------------------------
@@ -319,6 +323,34 @@ def test_ldmatrix_with_an_offset_and_the_other_order_of_modifiers():
     """
     out = run_ptx(matrix_kernel(code), [tile, (LANE * ROW_BYTES).astype(u32), Out((32, 4), u32)]).out
     np.testing.assert_array_equal(out, loaded_by_hand(tile[:, 8:], LANE, 4, False))
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"], ids=["plain", "trans"])
+def test_ldmatrix_by_some_of_the_warps(trans):
+    """Every other of twelve warps loads, each from rows of its own; the others keep their registers."""
+    tile = np.arange(32 * ROW_BYTES // 2, dtype=u16).reshape(32, ROW_BYTES // 2)
+    rows = np.stack([np.random.default_rng(warp).permutation(32) for warp in range(12)])
+    code = f"""
+        mov.u32 %r4, 7;
+        mov.u32 %r5, 7;
+        mov.u32 %r6, 7;
+        mov.u32 %r7, 7;
+        and.b32 %r8, %r1, 32;
+        setp.eq.u32 %p1, %r8, 0;
+        @%p1 bra over;
+        ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r4, %r5, %r6, %r7}}, [%r2];
+    over:
+        st.global.v4.b32 [%rd2], {{%r4, %r5, %r6, %r7}};
+    """
+    text = (
+        matrix_kernel(code)
+        .replace("copy:", "setp.ge.u32 %p0, %r1, 32;\n@%p0 bra filled;\ncopy:")
+        .replace("bar.sync 0;", "filled: bar.sync 0;")
+    )
+    out = run_ptx(text, [tile, (rows * ROW_BYTES).astype(u32), Out((12, 32, 4), u32)], block=384).out
+    assert (out[::2] == 7).all()
+    for warp in range(1, 12, 2):
+        np.testing.assert_array_equal(out[warp], loaded_by_hand(tile, rows[warp], 4, bool(trans)))
 
 
 def test_ldmatrix_feeds_mma():

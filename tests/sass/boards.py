@@ -1,4 +1,4 @@
-"""The boards of the comparison in issue_model.md, with the constants of its column K."""
+"""The boards of the comparison with published figures."""
 
 from flashsmith.sass import Board
 

@@ -20,9 +20,9 @@ __device__ __forceinline__ void ldmatrix(u32* r, u32 address) {
     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 __device__ __forceinline__ void copy_tile(u32 to, const char* from, int tid) {
-  for (int i = tid; i < Bc * 8; i += warps * 32)
+  UNROLL for (int row = 0; row < Bc; row += warps * 4)   // eight threads a row of 128 bytes
     asm volatile("cp.async.cg.shared.global [%0],[%1],16;"
-      :: "r"(to + i / 8 * row_bytes + i % 8 * 16), "l"(from + i * 16) : "memory");
+      :: "r"(to + (row + tid / 8) * row_bytes + tid % 8 * 16), "l"(from + row * 2 * d + tid * 16) : "memory");
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 template <bool masked>
@@ -34,6 +34,15 @@ __device__ __forceinline__ void tile(u32 B, const u32 (*A)[4][4], float* sum, in
     ldmatrix(b, B + ((lane & 7) + (lane >> 4) * 8 + n * 16) * row_bytes + ((lane >> 3) & 1) * 16 + k * 32);
     UNROLL for (int m = 0; m < m_tiles; m++) { mma(S[m][2 * n], A[m][k], b); mma(S[m][2 * n + 1], A[m][k], b + 2); }
   }
+#if RARE
+  if (__any_sync(~0u, S[0][0][0] > 1e30f)) {   // rescue of large scores
+    float top = 0.f;
+    UNROLL for (int m = 0; m < m_tiles; m++) UNROLL for (int n = 0; n < Bc / 8; n++) UNROLL for (int c = 0; c < 4; c++)
+      top = fmaxf(top, S[m][n][c]);
+    UNROLL for (int m = 0; m < m_tiles; m++) UNROLL for (int n = 0; n < Bc / 8; n++) UNROLL for (int c = 0; c < 4; c++)
+      S[m][n][c] -= top;
+  }
+#endif
   UNROLL for (int m = 0; m < m_tiles; m++) UNROLL for (int n = 0; n < Bc / 8; n++) UNROLL for (int c = 0; c < 4; c++) {
     float e;
     if (masked && j * Bc + n * 8 + (lane & 3) * 2 + (c & 1) > (int)threadIdx.x) S[m][n][c] = -1e30f;
@@ -111,9 +120,16 @@ def compile_cubin(text: str, sm: int, *options: str) -> tuple[bytes, str]:
 
 
 def compile_scores(
-    sm: int, *, Bc: int = 64, warps: int = 4, m_tiles: int = 2, outer: bool = False, masked: bool = False
+    sm: int,
+    *,
+    Bc: int = 64,
+    warps: int = 4,
+    m_tiles: int = 2,
+    outer: bool = False,
+    masked: bool = False,
+    rare: bool = False,
 ) -> bytes:
     """`scores` for blocks of 16 * m_tiles * warps rows."""
     constants = f"const int Bc = {Bc}, warps = {warps}, m_tiles = {m_tiles};\n"
-    flags = (f"-DOUTER={int(outer)}", f"-DMASKED_LOOP={int(masked)}")
+    flags = (f"-DOUTER={int(outer)}", f"-DMASKED_LOOP={int(masked)}", f"-DRARE={int(rare)}")
     return compile_cubin(constants + SCORES, sm, *flags)[0]

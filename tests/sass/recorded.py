@@ -1,9 +1,16 @@
-"""Cubins of the prototype kernels, with the figures that the documents and the first model state for them.
+"""Machine code of early kernels of ours, with the figures that two independent versions of the model gave for it.
 
-data/*.cubin.xz: CUDA 13.5 NVRTC's code for the prototypes of shared/prototypes (options after the colon):
-forward d=128 `BC=48,KPOS=4,LPOS=1` (sm_90: `BC=48,SPRE=2,BPOS=0`; sm_89: `BR=64,BC=48`), 8 warps `BR=256,BC=48,W=8,MINB=1`,
-d=64 `BC=64,QR=4,BPOS=0`; fused d=128 `W=8,WQ=2,NST=2,LATE=2` (wq1: `WQ=1`; sm_89: `WQ=1,VREG=1,VAL=1,SW=32,NST=1`), d=64
-`W=4,WQ=1,SW=16,VREG=1,NST=2,LATE=2`. Machine code is kept because each compiler schedules anew.
+data/*.cubin.xz hold what NVRTC of CUDA 13.5 made of them. Their options (WQ: warps that share keys; QR: steps of Q in
+registers; NST: stages; SW: slice; VREG, VAL: V in registers and without memory of its own; LATE: weave):
+
+    forward_d128           BC=48,KPOS=4,LPOS=1 on sm_80; BC=48,SPRE=2,BPOS=0 on sm_90; BR=64,BC=48 on sm_89
+    forward_d128_8warps    BR=256,BC=48,W=8,MINB=1
+    forward_d64            D=64,BC=64,QR=4,BPOS=0
+    fused_d128             BR=64,BC=128,W=8,WQ=2,NST=2,LATE=2; on sm_89 W=8,WQ=1,VREG=1,VAL=1,SW=32,NST=1,LATE=2
+    fused_d128_wq1         BR=64,BC=128,W=8,WQ=1,NST=2,LATE=2
+    fused_d64              D=64,BR=64,BC=128,W=4,WQ=1,SW=16,VREG=1,NST=2,LATE=2
+
+The machine code is kept, not the source, because each compiler schedules anew and the figures are of this code.
 """
 
 import lzma
@@ -32,8 +39,8 @@ class Recorded(NamedTuple):
     rows: int  # of a block
     products: int  # matrix products of one tile
     length: int
-    documented: float  # kernel_forward.md, kernel_backward.md
-    prototype: float | None  # prototypes/issue_model/model.py with its constants K, run on this very cubin
+    documented: float  # noted when the kernel was written
+    first: float | None  # by the first version of the model, on this very cubin
 
 
 FORWARD = [

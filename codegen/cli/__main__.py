@@ -1,0 +1,7 @@
+"""python -m flashsmith.cli"""
+
+import sys
+
+from . import main
+
+sys.exit(main())

@@ -1,0 +1,42 @@
+"""Run a command; turn errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+import typer
+
+from ..errors import FlashsmithError, UsageError
+
+COMMANDS = ("gpus", "render", "compile", "check", "predict", "tune", "list")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Generate, read, check, time and tune exact attention kernels; no GPU needed.",
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; errors become one line on stderr and an exit status."""
+    for command in COMMANDS:  # each adds itself to `app`
+        import_module(f".{command}", __package__)
+    try:
+        status = app(arguments, standalone_mode=False)
+    except click.ClickException as error:  # bad options
+        error.show()
+        return 2
+    except UsageError as error:
+        print(f"flashsmith: {error}", file=sys.stderr)
+        return 2
+    except FlashsmithError as error:
+        print(f"flashsmith: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, click.Abort):
+        print("flashsmith: stopped", file=sys.stderr)
+        return 130
+    return status if isinstance(status, int) else 0

@@ -1,0 +1,42 @@
+"""Compile a kernel and report what it needs."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from .. import show
+from ..spec.gpu import served_gpu
+from ..spec.limits import blocks_per_sm
+from ..spec.problem import Problem
+from .app import app
+from .options import CausalOption, DimOption, DtypeOption, GpuOption, JsonOption, Kernel, SourceOption, TileOption
+from .output import print_json
+from .request import compiled, facts_of, source_of, spec_of
+
+
+@app.command("compile")
+def compile_(
+    kernel: Kernel,
+    gpu: GpuOption = "auto",
+    dtype: DtypeOption = "bf16",
+    d: DimOption = 128,
+    causal: CausalOption = False,
+    tile: TileOption = "",
+    source: SourceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile a kernel: registers, spills, shared memory, blocks per SM, seconds."""
+    target, problem = served_gpu(gpu), Problem(dtype=cast(Any, dtype), d=d, causal=causal)
+    binary = compiled(source_of(spec_of(kernel, problem, target, tile), source))
+    facts = {
+        **facts_of(binary.spec),
+        "registers": binary.registers,
+        "spill_bytes": binary.spill_bytes,
+        "blocks_per_sm": blocks_per_sm(binary.spec, target, binary.registers),
+        "seconds": binary.seconds,
+        "cached": binary.cached,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        show.facts(facts)

@@ -1,0 +1,81 @@
+"""Turn what a command line says into kernels: specs, sources, binaries, an engine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import IllegalTile, UsageError
+from ..spec.gpu import Gpu
+from ..spec.kernel import KernelName, KernelSpec, kernels_of
+from ..spec.limits import smem_bytes, why_illegal
+from ..spec.problem import Pass, Problem
+from ..spec.tile import Tile, parse_tile
+from .options import EngineName, Kernel
+
+if TYPE_CHECKING:
+    from ..compile import Binary
+    from ..render import Source
+
+
+def spec_of(kernel: Kernel, problem: Problem, gpu: Gpu, tile: str) -> KernelSpec:
+    """The kernel that load serves, with the fields that the user sets."""
+    from ..load import load_best
+
+    loaded = load_best(problem, kernel.value, gpu)
+    return legal(replace(loaded.spec, tile=parse_tile(tile, loaded.tile)), gpu)
+
+
+def legal(spec: KernelSpec, gpu: Gpu) -> KernelSpec:
+    reason = why_illegal(spec, gpu)
+    if reason:
+        raise IllegalTile(reason)
+    return spec
+
+
+def source_of(spec: KernelSpec, edited: Path | None) -> Source:
+    from ..render import Source, render
+
+    if edited is None:
+        return render(spec)
+    try:
+        return Source(spec, edited.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--source {edited}: {error}") from error
+
+
+def compiled(source: Source) -> Binary:
+    from ..compile import compile_source
+
+    return compile_source(source)
+
+
+def binaries_of(
+    which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None, tile: str, source: Path | None
+) -> dict[KernelName, Binary]:
+    """The kernels of a pass; the user's tile or source stands in for `kernel`, by default the pass's main one."""
+    names = kernels_of(which, deterministic=deterministic)
+    main = kernel.value if kernel else names[0] if which == "forward" else names[1]
+    if main not in names:
+        raise UsageError(f"--kernel {main} is not part of this pass; it has {', '.join(names)}.")
+    specs = {name: spec_of(Kernel(name), problem, gpu, tile if name == main else "") for name in names}
+    if "convert" in specs:  # it reads what fused accumulates, in the order of fused's tile
+        shared: Tile = specs["fused"].tile
+        specs["convert"] = replace(specs["convert"], tile=shared)
+    return {name: compiled(source_of(spec, source if name == main else None)) for name, spec in specs.items()}
+
+
+def engine_of(name: EngineName) -> Any:
+    if name is EngineName.cuda:
+        raise UsageError("--engine cuda is not served yet; use --engine emulator.")
+    from ..engines.emulated import EmulatedEngine
+
+    return EmulatedEngine(check_races=True)
+
+
+def facts_of(spec: KernelSpec) -> dict[str, Any]:
+    return {
+        "kernel": spec.kernel, "key": spec.key, "tile": asdict(spec.tile), "threads": spec.threads,
+        "smem_bytes": smem_bytes(spec),
+    }  # fmt: skip

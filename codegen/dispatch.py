@@ -1,0 +1,75 @@
+"""Choose who computes attention of PyTorch tensors, and ask: the kernels on an engine, or the tiled loop in PyTorch.
+
+FLASHSMITH_ENGINE names it: `cuda` runs the kernels on the GPU, as CUDA tensors do anyway; `emulator` runs them on CPU
+tensors; `torch` is the tiled loop, which CPU tensors get anyway and tensors of every device may.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from .errors import UsageError
+from .tiled import Needs, tiled_backward, tiled_forward
+
+ENGINES = ("", "cuda", "emulator", "torch")
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, *, bnhd: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """O [B, Hq, Nq, d]; m and l [B, Hq, Nq]. `bnhd`: O lies in memory as [B, Nq, Hq, d]."""
+    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    if runs_kernels(q.device):
+        from .kernels import kernel_forward
+
+        O, m, l = kernel_forward(q, k, v, factor, causal, bnhd=bnhd)
+    else:
+        with torch.autocast(q.device.type, enabled=False):  # it reaches into the body of an op
+            O, m, l = tiled_forward(q, k, v, factor, causal)
+    return in_order(O, bnhd), m, l
+
+
+def backward(
+    dO: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor,
+    scale: float | None, causal: bool, *, bnhd: bool, deterministic: bool, needs: Needs,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """dQ, dK, dV as q, k, v; None where `needs` says so. dlse [B, Hq, Nq] or None: the gradient of m + ln l."""
+    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    if runs_kernels(q.device):
+        from .kernels import kernel_backward
+
+        found = kernel_backward(
+            dO, dlse, q, k, v, O, m, l, factor, causal, bnhd=bnhd, deterministic=deterministic, needs=needs
+        )
+    else:
+        with torch.autocast(q.device.type, enabled=False):
+            found = tiled_backward(dO, dlse, q, k, v, O, m, l, factor, causal, needs=needs)
+    dQ, dK, dV = (None if x is None else in_order(x, bnhd) for x in found)
+    return dQ, dK, dV
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Whether tensors of `device` go to the kernels. Raises UsageError for an engine that is unknown or not theirs."""
+    engine = os.environ.get("FLASHSMITH_ENGINE", "")
+    if engine not in ENGINES:
+        raise UsageError(f"FLASHSMITH_ENGINE={engine!r} is not known; use one of {', '.join(ENGINES[1:])}.")
+    owner = {"cuda": "cuda", "emulator": "cpu"}.get(engine, device.type)
+    if device.type != owner:
+        raise UsageError(f"FLASHSMITH_ENGINE={engine} takes {owner} tensors; these are on {device}.")
+    return engine != "torch" and (engine == "emulator" or device.type == "cuda")
+
+
+def in_order(x: Tensor, bnhd: bool) -> Tensor:
+    """x [B, H, N, d], its memory ordered as [B, H, N, d] or as [B, N, H, d]."""
+    out = empty_in_order(x, bnhd)
+    return x if x.stride() == out.stride() else out.copy_(x)
+
+
+def empty_in_order(x: Tensor, bnhd: bool) -> Tensor:
+    """An empty tensor like x [B, H, N, d], its memory ordered as [B, H, N, d] or as [B, N, H, d]."""
+    B, H, N, d = x.shape
+    return x.new_empty(B, N, H, d).transpose(1, 2) if bnhd else x.new_empty(B, H, N, d)

@@ -1,0 +1,54 @@
+"""Compute the special registers of PTX for all threads of a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+Array: TypeAlias = "NDArray[Any]"
+
+SPECIAL = frozenset(
+    [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
+    + [f"%lanemask_{relation}" for relation in ("eq", "lt", "le", "gt", "ge")]
+    + ["%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"]
+)
+"""The ones that are implemented; clocks and processor numbers are not."""
+
+
+def special_register(batch: Batch, name: str) -> Array:
+    """Values of one of `SPECIAL` as unsigned 32-bit integers."""
+    thread = batch.thread_in_block
+    x, y, _ = batch.block_size
+    base, _, axis = name.partition(".")
+    if axis:
+        index = "xyz".index(axis)
+        if base == "%tid":
+            return (thread % x, thread // x % y, thread // (x * y))[index].astype("u4")
+        if base == "%ctaid":
+            return batch.block_ids[batch.block_of, index].astype("u4")
+        return _filled(batch, (batch.block_size if base == "%ntid" else batch.grid)[index])
+    if base.startswith("%lanemask"):
+        return _lane_mask(thread & np.uint32(31), base[-2:])
+    if base == "%laneid":
+        return thread & np.uint32(31)
+    if base == "%warpid":
+        return thread >> np.uint32(5)
+    if base == "%nwarpid":
+        return _filled(batch, batch.warps_per_block)
+    total = batch.shared_bytes
+    return _filled(batch, total if base == "%total_smem_size" else total - batch.program.shared.dynamic_offset)
+
+
+def _filled(batch: Batch, value: int) -> Array:
+    return np.full(batch.threads, max(value, 0), "u4")
+
+
+def _lane_mask(lane: Array, relation: str) -> Array:
+    one = np.left_shift(np.uint32(1), lane)
+    below = one - np.uint32(1)
+    return {"eq": one, "lt": below, "le": one | below, "gt": ~(one | below), "ge": ~below}[relation]

@@ -1,0 +1,84 @@
+"""Refuse tensors that attention does not serve, naming the tensor and the rule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .errors import BadProblem, UsageError
+from .spec.problem import Dtype, check_head_dim
+
+KERNEL_DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = (*KERNEL_DTYPES, torch.float32, torch.float64)  # float32 and float64: on the tiled path only
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in autocast's dtype where autocast is on, as PyTorch's own attention does; float64 stays."""
+    kind = tensors[0].device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def check_are_tensors(dims: tuple[int, ...] = (4,), **tensors: object) -> None:
+    """Raise TypeError unless all are dense tensors that hold numbers, UsageError unless they have `dims` dimensions."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is {type(x).__name__}, not a torch.Tensor.")
+        if x.device.type == "meta":
+            raise TypeError(f"{name} is on the meta device: it has a shape and no numbers. Make it on a real device.")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} has layout {x.layout}; attention takes dense tensors (torch.strided).")
+        if x.dim() not in dims:
+            needed = " or ".join(map(str, dims))
+            raise UsageError(f"{name} has shape {tuple(x.shape)}: {needed} dimensions are needed, d last.")
+
+
+def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise TypeError for a dtype that is not served or not shared; UsageError for tensors on several devices."""
+    dtypes = f"q is {q.dtype}, k is {k.dtype}, v is {v.dtype}"
+    if not (q.dtype == k.dtype == v.dtype):
+        raise TypeError(f"{dtypes}: all three must have one dtype. Cast them, or use torch.autocast.")
+    if q.dtype not in DTYPES:
+        served = ", ".join(str(dtype) for dtype in DTYPES)
+        raise TypeError(f"{dtypes}: attention serves {served}.")
+    if not (q.device == k.device == v.device):
+        raise UsageError(f"q is on {q.device}, k on {k.device}, v on {v.device}: all three must be on one device.")
+
+
+def check_no_tangents(**tensors: Tensor) -> None:
+    """Raise NotImplementedError for dual tensors: PyTorch would drop a tangent at a custom op without a word."""
+    for name, x in tensors.items():
+        if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+            raise NotImplementedError(f"{name} carries a tangent: attention has no forward-mode derivative.")
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise UsageError unless q is [B, Hq, Nq, d] and k and v are [B, Hk, Nk, d], Hq a multiple of Hk, d served."""
+    for name, x in (("k", k), ("v", v)):
+        for axis, letter in ((0, "B"), (3, "d")):
+            if x.shape[axis] != q.shape[axis]:
+                raise UsageError(
+                    f"{name} has {letter}={x.shape[axis]} and q has {letter}={q.shape[axis]}: they must be equal."
+                )
+    for axis, letter in ((1, "Hk"), (2, "Nk")):
+        if v.shape[axis] != k.shape[axis]:
+            raise UsageError(f"v has {letter}={v.shape[axis]} and k has {letter}={k.shape[axis]}: they must be equal.")
+    Hq, Hk = q.shape[1], k.shape[1]
+    if Hq and (Hk == 0 or Hq % Hk):
+        raise BadProblem(f"{Hq} query heads over {Hk} key/value heads: Hq must be a multiple of Hk.")
+    check_head_dim(q.shape[3])
+
+
+def check_scale(scale: float | None) -> float | None:
+    """The scale as a Python float; BadProblem unless it is positive and finite. None: 1/sqrt(d)."""
+    if scale is None:
+        return None
+    number = float(scale)
+    if not (math.isfinite(number) and number > 0):
+        raise BadProblem(f"scale={scale}: must be positive and finite; leave it out for 1/sqrt(d).")
+    return number

@@ -1,0 +1,99 @@
+"""Choose the backward's tiles by arithmetic: the first of a list, best first, that fits the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, TypeVar
+
+from .gpu import RESERVED_SMEM, Gpu
+from .kernel import KernelSpec
+from .limits import smem_bytes, why_illegal
+from .problem import Dtype
+from .tile import KeyBlockTile, QueryBlockTile
+
+KeyBlockKernel = Literal["fused", "dkdv"]
+Tile = TypeVar("Tile", KeyBlockTile, QueryBlockTile)
+
+_LARGE_SMEM = 144 * 1024  # bytes of a block: data-centre parts have more, the others 99 KB
+
+
+def default_key_block(kernel: KeyBlockKernel, dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> KeyBlockTile:
+    """A tile of `fused` or `dkdv` that fits `gpu`, chosen without compiling anything."""
+    return _first_legal(kernel, dtype, d, causal, gpu, _key_blocks(d, causal, gpu))
+
+
+def default_query_block(dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> QueryBlockTile:
+    """A tile of `dq` that fits `gpu`, chosen without compiling anything."""
+    return _first_legal("dq", dtype, d, causal, gpu, _query_blocks())
+
+
+def published_key_block(d: int, gpu: Gpu) -> tuple[KeyBlockTile, ...]:
+    """FlashAttention-2's backward tiles (flash_bwd_launch_template.h) in our fields; they may not fit.
+
+    Its AtomLayoutMSdP is the number of warps that share keys, hence our row_split; its V_in_regs is our v_regs.
+    """
+    large = gpu.smem_block_bytes >= _LARGE_SMEM
+    if d <= 32:
+        tile = KeyBlockTile(Br=128, Bc=128, warps=8, row_split=4, v_regs=True)
+    elif d <= 64:
+        tile = KeyBlockTile(Br=128, Bc=128, warps=8, row_split=4) if large else _fa2(64, 128, row_split=2, v_regs=True)
+    elif d <= 96:
+        tile = _fa2(64, 128, row_split=2, v_regs=True)
+    elif d <= 128:
+        tile = _fa2(64, 128, row_split=2) if large else _fa2(64, 64, row_split=4, v_regs=True)
+    elif d <= 192:
+        tile = _fa2(64, 64, row_split=4) if large else _fa2(64, 64, row_split=4, v_regs=True, stages=1)
+    elif large:
+        tile = _fa2(64, 64, row_split=4, stages=2 if gpu.smem_block_bytes >= 176 * 1024 else 1)
+    else:
+        tile = _fa2(64, 32, row_split=4, v_regs=True, stages=1)
+    return (tile,)
+
+
+def _fa2(Br: int, Bc: int, *, row_split: int, v_regs: bool = False, stages: int = 2) -> KeyBlockTile:
+    return KeyBlockTile(Br=Br, Bc=Bc, warps=8, row_split=row_split, v_regs=v_regs, stages=stages)
+
+
+def _first_legal(
+    kernel: Literal["fused", "dkdv", "dq"], dtype: Dtype, d: int, causal: bool, gpu: Gpu, tiles: Iterable[Tile]
+) -> Tile:
+    """The first tile that breaks no limit and leaves room for its min_blocks; the lists end in one that always does."""
+    for tile in tiles:
+        spec = KernelSpec(kernel=kernel, dtype=dtype, d=d, causal=causal, tile=tile, sm=gpu.sm)
+        together = tile.min_blocks * (smem_bytes(spec) + RESERVED_SMEM)
+        if together <= gpu.smem_sm_bytes and why_illegal(spec, gpu) is None:
+            return tile
+    raise AssertionError(f"the last tile fits every part, {gpu.key} too")
+
+
+def _key_blocks(d: int, causal: bool, gpu: Gpu) -> Iterator[KeyBlockTile]:
+    """Large Bc first (dQ is read and written once a K/V tile), then as many warps as its registers need."""
+    stages = 2 if gpu.smem_block_bytes >= _LARGE_SMEM else 1
+    if d <= 64:  # V in registers leaves room for two blocks an SM
+        yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, v_regs=True, min_blocks=2)
+    if d <= 96:
+        if stages == 2:
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=32, stages=2, weave=False)
+        yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=32, stages=1, v_regs=True)
+        yield KeyBlockTile(Br=64, Bc=64, warps=4, slice=32, stages=stages, min_blocks=2)
+        yield KeyBlockTile(Br=64, Bc=64, warps=4, slice=32, stages=1)
+    if d <= 128:
+        if stages == 2:
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, row_split=2, stages=2)
+        yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=16 if causal else 32, stages=1, v_regs=True)
+        yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=2, stages=1, v_regs=True)
+    if stages == 2:
+        yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=4, stages=2)
+        yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=4, stages=1, weave=False)
+    yield KeyBlockTile(Br=32, Bc=64, warps=8, row_split=2, stages=1)
+    yield KeyBlockTile(Br=32, Bc=64, warps=8, row_split=2, stages=1, v_regs=True)
+
+
+def _query_blocks() -> Iterator[QueryBlockTile]:
+    """32 rows a warp and two blocks an SM where registers and shared memory allow them."""
+    for Br, Bc, warps, stages, min_blocks in (
+        (128, 64, 4, 2, 2), (128, 48, 4, 2, 2), (128, 32, 4, 2, 2), (128, 32, 4, 1, 2),  # 32 rows a warp
+        (128, 64, 8, 2, 1), (128, 32, 8, 2, 1), (128, 64, 8, 1, 1), (128, 32, 8, 1, 1),  # 16 rows a warp
+        (64, 32, 4, 1, 1), (64, 16, 4, 1, 1),
+    ):  # fmt: skip
+        yield QueryBlockTile(Br=Br, Bc=Bc, warps=warps, stages=stages, min_blocks=min_blocks)

@@ -1,0 +1,95 @@
+"""Choose a ForwardTile by arithmetic, and hold the tiles that others have published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from ..errors import NoTunedKernel
+from .forward_shape import forward_registers
+from .gpu import Gpu
+from .kernel import KernelSpec
+from .limits import why_illegal
+from .problem import Dtype
+from .tile import ForwardTile
+
+SAFE_REGISTERS = 217  # by the estimate of forward_shape: above it, ptxas begins to spill in loops of causal kernels
+SMALL_SMEM_KB = 100  # an SM of the GeForce and graphics parts
+
+# Br, warps, min_blocks, best first. Two blocks cover each other's barriers; in a warp of 32 rows each K and V fragment
+# that is read from shared memory feeds two mma. From d = 144 on, that takes too many registers.
+_SHAPES = ((128, 4, 2), (64, 4, 2), (128, 8, 1))
+
+# Blocks of 64 rows read K and V twice as often: parts with faster tensor cores would wait for the L2 cache.
+_SHAPES_OF_FAST_PARTS = ((128, 4, 2), (128, 8, 1))
+
+
+def default_forward(dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> ForwardTile:
+    """The first shape with a K/V tile of 48 keys or more that fits and needs no spills; else with fewer keys.
+
+    Of the keys, as many as prove useful; then as much of Q in registers as there is room for.
+
+    >>> from .gpu import find_gpu
+    >>> default_forward("bf16", 128, False, find_gpu("rtx4090"))
+    ForwardTile(Br=64, Bc=48, warps=4, q_steps=8, lazy=False, min_blocks=2)
+    """
+    for tile in _by_preference(d, fast=gpu.smem_sm_kb > SMALL_SMEM_KB):
+        spec = KernelSpec(kernel="forward", dtype=dtype, d=d, causal=causal, tile=tile, sm=gpu.sm)
+        spare = SAFE_REGISTERS - forward_registers(spec, tile)
+        if spare >= 0 and why_illegal(spec, gpu) is None:
+            a_step = forward_registers(spec, replace(tile, q_steps=1)) - forward_registers(spec, tile)
+            return replace(tile, q_steps=min(d // 16, spare // a_step))
+    raise NoTunedKernel(f"no forward tile fits {gpu.key} for d={d}")  # none is known: 128 x 16 needs 84 KB at d = 256
+
+
+def _by_preference(d: int, fast: bool) -> Iterator[ForwardTile]:
+    for least, (Br, warps, min_blocks) in product((48, 32, 16), _SHAPES_OF_FAST_PARTS if fast else _SHAPES):
+        # 8 warps copy 32 rows a pass, and an incomplete pass costs as much as a whole one.
+        most, step = (96, 32) if warps == 8 else (128 if d <= 32 else 64, 16)
+        for Bc in range(most, least - 1, -step):
+            yield ForwardTile(Br=Br, Bc=Bc, warps=warps, lazy=fast, min_blocks=min_blocks)
+
+
+# d up to which it holds, Br, Bc, warps, all of Q in registers. FlashAttention-2: flash_fwd_launch_template.h, without
+# dropout; FlashAttention-3: its mma.sync kernels, hopper/tile_size.h.
+_Published = tuple[int, int, int, int, bool]
+
+_FA2: tuple[_Published, ...] = (
+    (64, 128, 128, 4, False), (128, 128, 64, 4, False), (256, 128, 64, 8, False),
+)  # fmt: skip
+_FA2_SMALL: tuple[_Published, ...] = (
+    (64, 128, 128, 4, False), (96, 128, 64, 4, False), (128, 128, 32, 4, False), (192, 128, 64, 8, False),
+    (256, 64, 64, 4, False),
+)  # fmt: skip
+_FA2_SMALL_CAUSAL: tuple[_Published, ...] = (
+    (64, 128, 128, 4, False), (128, 64, 64, 4, False), (192, 128, 64, 8, False), (256, 64, 64, 4, False),
+)  # fmt: skip
+_FA3: tuple[_Published, ...] = (
+    (64, 128, 112, 4, False), (128, 128, 64, 4, False), (192, 128, 96, 8, True), (256, 128, 96, 8, False),
+)  # fmt: skip
+_FA3_SMALL: tuple[_Published, ...] = (
+    (64, 128, 112, 4, False), (96, 128, 64, 4, False), (128, 128, 128, 8, True), (192, 128, 96, 8, True),
+    (256, 128, 64, 8, True),
+)  # fmt: skip
+
+
+def published_forward(d: int, causal: bool, gpu: Gpu) -> tuple[ForwardTile, ...]:
+    """What FlashAttention-2 and the mma.sync kernels of FlashAttention-3 use, in our fields. They may not fit.
+
+    >>> from .gpu import find_gpu
+    >>> published_forward(128, False, find_gpu("a100"))
+    (ForwardTile(Br=128, Bc=64, warps=4, q_steps=0, lazy=False, min_blocks=2),)
+    """
+    if gpu.smem_sm_kb > SMALL_SMEM_KB:
+        tables = (_FA2, _FA3)
+    else:
+        tables = (_FA2_SMALL_CAUSAL if causal else _FA2_SMALL, _FA3_SMALL)
+    tiles: list[ForwardTile] = []
+    for table in tables:
+        _, Br, Bc, warps, q_regs = next(row for row in table if d <= row[0])
+        tile = ForwardTile(Br=Br, Bc=Bc, warps=warps, q_steps=d // 16 if q_regs else 0, min_blocks=1)
+        two = replace(tile, min_blocks=2)
+        spec = KernelSpec(kernel="forward", dtype="bf16", d=d, causal=causal, tile=two, sm=gpu.sm)
+        tiles.append(two if why_illegal(spec, gpu) is None else tile)
+    return tuple(dict.fromkeys(tiles))
