@@ -1,7 +1,7 @@
 # make tune: set up .venv, tune a kernel for a GPU that need not be here.   make test: set up .venv, run every check.
 PYTHON ?= python3
 GPU ?= a100
-TRIALS ?= 24
+TRIALS ?= 40
 
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt

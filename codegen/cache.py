@@ -38,12 +38,16 @@ class Entry:
             build = json.loads((self.folder / "build.json").read_bytes())
             contents = {name: (self.folder / name).read_bytes() for name in build["sha256"]}
         except FileNotFoundError:
-            return None if not self.folder.exists() else self._damaged("a file is missing")
+            if self.folder.exists():
+                self._warn("a file is missing")
+            return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return self._damaged(f"{type(error).__name__}: {error}")
+            self._warn(f"{type(error).__name__}: {error}")
+            return None
         for name, data in contents.items():
             if _sha256(data) != build["sha256"][name]:
-                return self._damaged(f"{name} is not what build.json says")
+                self._warn(f"{name} is not what build.json says")
+                return None
         return contents, build
 
     def write(self, contents: dict[str, bytes], facts: dict[str, Any]) -> None:
@@ -61,7 +65,7 @@ class Entry:
             shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(self.folder / "old", ignore_errors=True)
 
-    def _damaged(self, why: str) -> None:
+    def _warn(self, why: str) -> None:
         warnings.warn(f"cache entry {self.folder} is damaged ({why}); it is compiled again.", stacklevel=4)
 
 

@@ -47,3 +47,11 @@ class BadRecord(FlashsmithError):
 
 class NothingFound(FlashsmithError):
     """A search that ended without one valid candidate."""
+
+
+class LowerRung(UserWarning):
+    """No exact record serves a problem; a record of another length or GPU does, or a default tile."""
+
+
+class StaleRecord(UserWarning):
+    """A tuned record that speaks of another text, compiler or part, and is passed over."""

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from . import paths
 from .compile import Binary, compile_source
-from .errors import NoTunedKernel
+from .errors import NoTunedKernel, UsageError
+from .lookup import Rung, Step, steps, warn_once
 from .render import Source, render
 from .spec.defaults import default_tile
-from .spec.gpu import GPUS, Gpu, served_gpu
+from .spec.gpu import Gpu, served_gpu
 from .spec.kernel import KernelName, KernelSpec, kernels_of
 from .spec.limits import why_illegal
 from .spec.problem import Pass, Problem
-from .spec.record import Evidence, Record, read_records, record_path
+from .spec.record import Evidence, Record, record_path
 from .spec.tile import Tile
 
-Rung = Literal["record", "near length", "same class", "default"]
+UNTUNED: frozenset[KernelName] = frozenset({"delta"})  # nothing to choose: its default is what there is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,29 +54,25 @@ def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", fol
 
     An exact record; else the record of the nearest length on the same GPU; else a record of a GPU of the same class
     (sm, shared memory, tensor rate); else a default computed by arithmetic. dtype, d, mask, kernel and sm are never
-    approximated. Records in `folder` (by default the user's) go before those that the package ships.
+    approximated. Records in `folder` (by default the user's) go before those that the package ships. Anything but an
+    exact record is named in one warning for each GPU, problem and rung; with FLASHSMITH_STRICT=1 it is an error.
 
-    Raises UnknownGpu, BadProblem; NoTunedKernel if not even the default fits.
+    Raises UnknownGpu, BadProblem; NoTunedKernel if not even the default fits, or in strict mode.
     """
     target = served_gpu(gpu) if isinstance(gpu, str) else gpu
-    folders = (folder or paths.user_tuned_dir(), paths.shipped_tuned_dir())
-    recorded: KernelName = "fused" if kernel == "convert" else kernel  # convert reads what fused accumulates
-    rungs: list[tuple[Rung, str]] = [("record", target.key), ("near length", target.key), *_same_class(target)]
-    for rung, name in rungs:
-        for path in (record_path(f, name) for f in folders):
-            record = _nearest(_fitting(read_records(path), recorded, problem, target), problem, exact=rung == "record")
-            if record is not None:
-                spec = KernelSpec.of(kernel, problem, record.tile, target.sm)
-                return Loaded(
-                    spec=spec, rung=rung, evidence=record.evidence, found=f"{path}, Nq={record.Nq}, Nk={record.Nk}"
-                )
-    spec = KernelSpec.of(kernel, problem, default_tile(kernel, problem, target), target.sm)
-    reason = why_illegal(spec, target)
-    if reason:
-        raise NoTunedKernel(
-            f"no record serves {kernel} {problem.text} on {target.key}, and the default does not fit: {reason}"
-        )
-    return Loaded(spec=spec, rung="default", evidence=None, found=f"no record in {record_path(folders[0], target.key)}")
+    tuned = folder or paths.user_tuned_dir()
+    looked_for = record_path(tuned, target.key)
+    if kernel in UNTUNED:
+        return _default(problem, kernel, target, f"{kernel} is not tuned")
+    for step in ladder(problem, kernel, target, tuned):
+        if step.record is None:
+            continue
+        if step.rung != "record":
+            _of_lower_rung(problem, kernel, target, step.rung, looked_for, f"{step.path} serves")
+        spec = KernelSpec.of(kernel, problem, step.record.tile, target.sm)
+        return Loaded(spec=spec, rung=step.rung, evidence=step.record.evidence, found=step.found)
+    _of_lower_rung(problem, kernel, target, "default", looked_for, "a tile computed by arithmetic serves")
+    return _default(problem, kernel, target, f"no record in {looked_for}")
 
 
 def load_pass(
@@ -88,35 +84,59 @@ def load_pass(
     }  # fmt: skip
 
 
+def ladder(problem: Problem, kernel: KernelName, target: Gpu, folder: Path | None = None) -> Iterator[Step]:
+    """Every place where a record of `kernel` may lie, best first, with the record found there or why there is none."""
+    recorded: KernelName = "fused" if kernel == "convert" else kernel  # convert reads what fused accumulates
+    folders = (folder or paths.user_tuned_dir(), paths.shipped_tuned_dir())
+    return steps(problem, recorded, target, folders, why_stale)
+
+
 def source_sha256(spec: KernelSpec) -> str:
     """The hash by which a record knows the text that it speaks of."""
     return hashlib.sha256(render(spec).text.encode()).hexdigest()
 
 
-def _same_class(target: Gpu) -> list[tuple[Rung, str]]:
-    alike = (target.sm, target.smem_sm_kb, target.tensor_flops_clk)
-    others = [g for g in GPUS.values() if g.key != target.key and (g.sm, g.smem_sm_kb, g.tensor_flops_clk) == alike]
-    return [("same class", g.key) for g in others]
+def why_stale(record: Record) -> str | None:
+    """The field that says that `record` speaks of another text or compiler than today's; None if it does not.
+
+    The text and NVRTC's major version decide what runs: a record that has both passed the tuner's check as it stands.
+    """
+    from .compile import version_text
+
+    if source_sha256(record.spec) != record.source_sha256:
+        return "source_sha256 is that of another text: the templates have changed since"
+    now = version_text()
+    if record.nvrtc.partition(".")[0] != now.partition(".")[0]:
+        return f"nvrtc is {record.nvrtc}, and {now} compiles here"
+    return None
 
 
-def _fitting(records: Iterable[Record], kernel: KernelName, problem: Problem, target: Gpu) -> list[Record]:
-    """Records of this kernel and problem whose text is still what was timed, and whose tile is still legal."""
-    asked = (kernel, problem.dtype, problem.d, problem.causal, target.sm)
-    return [
-        r
-        for r in records
-        if (r.kernel, r.dtype, r.d, r.causal, r.sm) == asked
-        and why_illegal(r.spec, target) is None
-        and source_sha256(r.spec) == r.source_sha256
-    ]
+def strict() -> bool:
+    """Whether only exact records may serve: FLASHSMITH_STRICT. Raises UsageError unless it is empty, 0 or 1."""
+    value = os.environ.get("FLASHSMITH_STRICT", "")
+    if value not in ("", "0", "1"):
+        raise UsageError(f"FLASHSMITH_STRICT={value!r}: use 1 (nothing but an exact record) or 0.")
+    return value == "1"
 
 
-def _nearest(records: list[Record], problem: Problem, *, exact: bool) -> Record | None:
-    """The record whose lengths are those of the problem, or nearest to them by ratio."""
+def _of_lower_rung(
+    problem: Problem, kernel: KernelName, target: Gpu, rung: Rung, looked_for: Path, instead: str
+) -> None:
+    """Warn once that no exact record serves; in strict mode raise NoTunedKernel."""
+    lengths = f"Nq={problem.Nq} Nk={problem.keys}"
+    missing = f"{looked_for} has no record of {kernel} {problem.text} {lengths} for {target.key}"
+    remedy = f"`flashsmith tune --gpu {target.key} --dtype {problem.dtype} --d {problem.d}"
+    remedy += f"{' --causal' if problem.causal else ''} --nq {problem.Nq} --nk {problem.keys}` makes one"
+    if strict():
+        raise NoTunedKernel(f"{missing}, and FLASHSMITH_STRICT=1 allows nothing else. {remedy}.")
+    warn_once((target.key, problem.text, rung), f"{missing}; {instead} ({rung}). {remedy}.")
 
-    def distance(record: Record) -> float:
-        pairs = ((record.Nq, problem.Nq), (record.Nk, problem.keys))
-        return sum(abs(math.log2(max(1, a) / max(1, b))) for a, b in pairs)
 
-    best = min(records, key=distance, default=None)
-    return None if best is None or (exact and distance(best) > 0) else best
+def _default(problem: Problem, kernel: KernelName, target: Gpu, found: str) -> Loaded:
+    spec = KernelSpec.of(kernel, problem, default_tile(kernel, problem, target), target.sm)
+    reason = why_illegal(spec, target)
+    if reason:
+        raise NoTunedKernel(
+            f"no record serves {kernel} {problem.text} on {target.key}, and the default does not fit: {reason}"
+        )
+    return Loaded(spec=spec, rung="default", evidence=None, found=found)

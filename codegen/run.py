@@ -16,7 +16,6 @@ from .engines.engine import Engine, Tensor, Value
 from .errors import LaunchError
 from .spec import limits
 from .spec.backward_shape import padded_columns
-from .spec.backward_shape import padded_columns
 from .spec.kernel import FUSED, PAD_ROWS, SPLIT, STATS, KernelName, KernelSpec
 from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile
 
@@ -99,8 +98,6 @@ def run_backward(
     dlse [B, Hq, Nq], float32: the gradient of lse = m + ln l, if there is one. `bnhd`: the gradients lie in memory as
     [B, N, H, d]. Raises LaunchError.
     """
-    if dlse is not None:  # dS = P o (dP - delta + dlse): delta is where it goes in
-        raise NotImplementedError("the gradient of lse is not served by the kernels yet.")
     sizes = Sizes.of(q, k)
     nothing = 0 in (sizes.B, sizes.Hq, sizes.Nq, sizes.Nk)  # to launch: all gradients are 0
     allocate = engine.zeros if nothing else engine.empty
@@ -113,6 +110,8 @@ def run_backward(
     tensors = {
         "Q": q, "K": k, "V": v, "O": forward.O, "m": forward.m, "l": forward.l, "dO": dO, "stats": stats, **outputs,
     }  # fmt: skip
+    if dlse is not None:
+        tensors["dlse"] = dlse
     if "fused" in binaries:
         tensors["dQ_acc"] = engine.zeros((dq_accumulator_floats(binaries["fused"].spec, sizes),), np.float32)
     for kernel in (*FUSED, *SPLIT[1:]):
@@ -178,7 +177,7 @@ def pack(spec: KernelSpec, tensors: Mapping[str, Tensor], sizes: Sizes, scale: f
             row_bytes = tensors[arg.tensor].strides[2] * tensors[arg.tensor].dtype.itemsize
             values.append(struct.pack("<qq", limits.copy_rows(spec) * row_bytes, _walked_rows(spec) * row_bytes))
         elif arg.type in ("const float*", "float*"):
-            values.append(tensors[arg.name].address)
+            values.append(tensors[arg.name].address if arg.name in tensors else 0)
         else:
             values.append(float(numbers[arg.name]) if arg.type == "float" else int(numbers[arg.name]))
     return tuple(values)

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from .tune import Tuned
 
 
+WIDE = 240  # columns of a table that goes to a file or a pipe: nothing is cut
+
+
 def _print(*lines: object) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
     for line in lines:
         console.print(line)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .run import Sizes, dq_accumulator_floats
 from .spec.backward_shape import padded_columns
-from .spec.backward_shape import padded_columns
 from .spec.forward_shape import heads_together, launch_order
 from .spec.kernel import STATS, KernelName, KernelSpec
 from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile

@@ -36,7 +36,7 @@ def tensor(shape: tuple[int, ...], address: int = 1 << 40, row: int | None = Non
 
 def tensors() -> dict[str, Tensor]:
     named = {name: tensor(shape, address=(n + 1) << 40) for n, (name, shape) in enumerate(SHAPES.items())}
-    return named | {name: tensor((2, 6, 200, 1), 1 << 50) for name in ("m", "l", "stats", "dQ_acc")}
+    return named | {name: tensor((2, 6, 200, 1), 1 << 50) for name in ("m", "l", "dlse", "stats", "dQ_acc")}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-import click
 import typer
 
 from ..errors import FlashsmithError, UsageError
@@ -26,17 +25,16 @@ def main(arguments: list[str] | None = None) -> int:
     for command in COMMANDS:  # each adds itself to `app`
         import_module(f".{command}", __package__)
     try:
-        status = app(arguments, standalone_mode=False)
-    except click.ClickException as error:  # bad options
-        error.show()
-        return 2
+        app(arguments)
+    except SystemExit as end:  # how the parser ends, after its own message if the request was bad
+        return end.code if isinstance(end.code, int) else 1
     except UsageError as error:
         print(f"flashsmith: {error}", file=sys.stderr)
         return 2
     except FlashsmithError as error:
         print(f"flashsmith: {error}", file=sys.stderr)
         return 1
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         print("flashsmith: stopped", file=sys.stderr)
         return 130
-    return status if isinstance(status, int) else 0
+    return 0

@@ -52,7 +52,7 @@ def check(
     engine: Annotated[EngineName, typer.Option("--engine", help="Where to run.")] = EngineName.emulator,
     seed: Annotated[int, typer.Option("--seed", help="Of the inputs.")] = 0,
     as_json: JsonOption = False,
-) -> int:
+) -> None:
     """Run a pass and compare each output with float64 and with plain attention in the same dtype."""
     from ..check import check as check_pass
     from ..check import make_inputs
@@ -65,4 +65,5 @@ def check(
         print_json({**asdict(verdict), "ok": verdict.ok, "lines": [{**asdict(x), "ok": x.ok} for x in verdict.lines]})
     else:
         show.verdict(verdict)
-    return 0 if verdict.ok else 1
+    if not verdict.ok:
+        raise typer.Exit(1)

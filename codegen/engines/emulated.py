@@ -79,6 +79,6 @@ def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
         return np.empty(1, array.dtype), 0
     steps = [(n - 1) * s // array.itemsize for n, s in zip(array.shape, array.strides, strict=True)]
     low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
-    lowest = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]  # a view from the lowest address
+    lowest = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]  # from the lowest address
     flat = np.lib.stride_tricks.as_strided(lowest, (high - low + 1,), (array.itemsize,))
     return flat, -low

@@ -19,7 +19,7 @@ _LARGE_SMEM = 144 * 1024  # bytes of a block: data-centre parts have more, the o
 
 def default_key_block(kernel: KeyBlockKernel, dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> KeyBlockTile:
     """A tile of `fused` or `dkdv` that fits `gpu`, chosen without compiling anything."""
-    return _first_legal(kernel, dtype, d, causal, gpu, _key_blocks(d, causal, gpu))
+    return _first_legal(kernel, dtype, d, causal, gpu, _key_blocks(kernel, d, gpu))
 
 
 def default_query_block(dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> QueryBlockTile:
@@ -66,21 +66,23 @@ def _first_legal(
     raise AssertionError(f"the last tile fits every part, {gpu.key} too")
 
 
-def _key_blocks(d: int, causal: bool, gpu: Gpu) -> Iterator[KeyBlockTile]:
+def _key_blocks(kernel: KeyBlockKernel, d: int, gpu: Gpu) -> Iterator[KeyBlockTile]:
     """Large Bc first (dQ is read and written once a K/V tile), then as many warps as its registers need."""
     stages = 2 if gpu.smem_block_bytes >= _LARGE_SMEM else 1
+    if d <= 64 and kernel == "dkdv":
+        yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=32, stages=stages, weave=False, min_blocks=2)
     if d <= 64:  # V in registers leaves room for two blocks an SM
         yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, v_regs=True, min_blocks=2)
     if d <= 96:
         if stages == 2:
-            yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=32, stages=2, weave=False)
-        yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=32, stages=1, v_regs=True)
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, stages=2, weave=False)
+        yield KeyBlockTile(Br=64, Bc=128, warps=8, stages=1, v_regs=True)
         yield KeyBlockTile(Br=64, Bc=64, warps=4, slice=32, stages=stages, min_blocks=2)
         yield KeyBlockTile(Br=64, Bc=64, warps=4, slice=32, stages=1)
     if d <= 128:
         if stages == 2:
             yield KeyBlockTile(Br=64, Bc=128, warps=8, row_split=2, stages=2)
-        yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=16 if causal else 32, stages=1, v_regs=True)
+        yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=16, stages=1, v_regs=True)
         yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=2, stages=1, v_regs=True)
     if stages == 2:
         yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=4, stages=2)
@@ -92,7 +94,7 @@ def _key_blocks(d: int, causal: bool, gpu: Gpu) -> Iterator[KeyBlockTile]:
 def _query_blocks() -> Iterator[QueryBlockTile]:
     """32 rows a warp and two blocks an SM where registers and shared memory allow them."""
     for Br, Bc, warps, stages, min_blocks in (
-        (128, 64, 4, 2, 2), (128, 48, 4, 2, 2), (128, 32, 4, 2, 2), (128, 32, 4, 1, 2),  # 32 rows a warp
+        (128, 48, 4, 2, 2), (128, 32, 4, 2, 2), (128, 32, 4, 1, 2),  # 32 rows a warp
         (128, 64, 8, 2, 1), (128, 32, 8, 2, 1), (128, 64, 8, 1, 1), (128, 32, 8, 1, 1),  # 16 rows a warp
         (64, 32, 4, 1, 1), (64, 16, 4, 1, 1),
     ):  # fmt: skip

@@ -13,6 +13,7 @@ HUGE_LOG2 = 2.0**13  # |m log2(e)| from which fp32 cannot hold m + ln l well eno
 # Registers a thread beside accumulators and kept fragments: fragments in flight, addresses, counters. Of early kernels,
 # tiles that needed up to 255 with it had no spills, and those above had many.
 _OTHER_REGISTERS = 30
+_STATISTICS_REGISTERS = 4  # a block of 16 query rows, whose statistics dq holds
 
 
 def padded_columns(spec: KernelSpec) -> int:
@@ -183,4 +184,4 @@ def _query_block_registers(spec: KernelSpec, tile: QueryBlockTile) -> int:
     blocks = tile.Br // tile.warps // BLOCK
     width, step = padded_columns(spec), slice_columns(tile)
     kept = blocks * width // 2 + (blocks * width // 4 if tile.q_regs else 0)
-    return kept + blocks * step + _OTHER_REGISTERS
+    return kept + blocks * step + blocks * _STATISTICS_REGISTERS + _OTHER_REGISTERS

@@ -137,6 +137,7 @@ SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
     "delta": (
         _view("O", "[B, Hq, Nq, d]"), _dO,
         Arg("const float*", "m", "[B, Hq, Nq]"), Arg("const float*", "l", "[B, Hq, Nq]"),
+        Arg("const float*", "dlse", "[B, Hq, Nq], the gradient of lse = m + ln l; null if there is none"),
         Arg("float*", "stats", "[B, Hq, Nq padded to 128 / 16, 3, 16]: -lse in base 2, -delta, huge m"),
         Arg("int", "Hq", "query heads"), Arg("int", "Nq", "query rows of a head"),
     ),

@@ -162,7 +162,8 @@ def _why_too_many(spec: KernelSpec, tile: ForwardTile, gpu: Gpu) -> str | None:
 def blocks_per_sm(spec: KernelSpec, gpu: Gpu, registers: int) -> int:
     """Blocks that an SM holds at once, by registers a thread, shared memory and threads.
 
-    Registers are given to a warp in units of 256 from its sub-partition's quarter of the file (CUDA occupancy calculator).
+    Registers are given to a warp in units of 256 from its sub-partition's quarter of the file (CUDA occupancy
+    calculator).
     """
     warps_of_registers = 4 * (REGISTERS_PER_SM // 4 // (32 * (-(-registers // 8) * 8)))
     by_smem = gpu.smem_sm_bytes // (smem_bytes(spec) + RESERVED_SMEM)

@@ -7,9 +7,10 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from filelock import FileLock
 
@@ -146,8 +147,30 @@ def _parse(path: Path) -> tuple[Record, ...]:
 
 
 def _record(item: dict[str, Any]) -> Record:
-    tile = TILE_OF[item["kernel"]](**item["tile"])
-    return replace(Record(**{**item, "tile": tile, "evidence": Evidence(**item["evidence"])}))
+    tile, evidence = TILE_OF[item["kernel"]](**item["tile"]), Evidence(**item["evidence"])
+    record = Record(**{**item, "tile": tile, "evidence": evidence})
+    for part in (record, tile, evidence):
+        _check_types(part)
+    return record
+
+
+def _check_types(part: Record | Tile | Evidence) -> None:
+    """Raise TypeError for a field of another type than declared: a tile of "64" would fail far from here."""
+    for name, kind in _types_of(type(part)).items():
+        value = getattr(part, name)
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise TypeError(f"{name} is {value!r}, not one of {', '.join(get_args(kind))}")
+        elif kind in (int, float, bool, str):
+            allowed = (int, float) if kind is float else (kind,)
+            if type(value) not in allowed:  # True is an int, and no length
+                raise TypeError(f"{name} is {value!r}, not {kind.__name__}")
+
+
+@cache
+def _types_of(part: type[Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(part)}
+    return {name: kind for name, kind in get_type_hints(part).items() if name in names}
 
 
 def _refuse_constant(name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from flashsmith.engines.emulated import EmulatedEngine
 
 BASE = np.arange(2 * 3 * 4 * 8, dtype=np.uint16).reshape(2, 3, 4, 8)

@@ -1,0 +1,127 @@
+"""Look a kernel up in the tuned records: rung by rung, with a reason for each record that is passed over."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from .errors import LowerRung, StaleRecord
+from .spec.gpu import GPUS, Gpu
+from .spec.kernel import KernelName
+from .spec.limits import why_illegal
+from .spec.problem import Problem
+from .spec.record import Record, read_records, record_path
+
+Rung = Literal["record", "near length", "same class", "default"]
+WhyStale = Callable[[Record], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One file that was looked into, and what came of it."""
+
+    rung: Rung
+    path: Path
+    record: Record | None
+    why: str  # this record, or none
+
+    @property
+    def found(self) -> str:
+        """The file and the lengths of the record."""
+        return f"{self.path}, Nq={self.record.Nq}, Nk={self.record.Nk}" if self.record else f"{self.path}: {self.why}"
+
+
+def steps(
+    problem: Problem, kernel: KernelName, target: Gpu, folders: Sequence[Path], why_stale: WhyStale
+) -> Iterator[Step]:
+    """The files of each rung in order, read when they are reached.
+
+    Of the same GPU a record of these lengths, then of the nearest; then of GPUs of the same sm, shared memory and rate.
+    A record that is stale or of another part is passed over with one warning that names the field.
+    """
+    own: list[tuple[Rung, str]] = [("record", target.key), ("near length", target.key)]
+    for rung, name in (*own, *_same_class(target)):
+        for path in (record_path(folder, name) for folder in folders):
+            yield _look(rung, path, name, problem, kernel, target, why_stale)
+
+
+def warn_once(key: Hashable, message: str, category: type[Warning] = LowerRung) -> None:
+    """One warning for each key in the life of the process, whichever thread comes first."""
+    with _lock:
+        if (category, key) in _warned:
+            return
+        _warned.add((category, key))
+    warnings.warn(message, category, stacklevel=4)
+
+
+_lock = threading.Lock()
+_warned: set[tuple[type[Warning], Hashable]] = set()
+
+
+def _look(
+    rung: Rung, path: Path, name: str, problem: Problem, kernel: KernelName, target: Gpu, why_stale: WhyStale
+) -> Step:
+    asked = (kernel, problem.dtype, problem.d, problem.causal)
+    there = _records(path)
+    alike = [r for r in there if (r.kernel, r.dtype, r.d, r.causal) == asked]
+    fitting, refused = [], []
+    for record in alike:
+        reason = _why_foreign(record, name, target) or why_stale(record)
+        if reason is None:
+            fitting.append(record)
+            continue
+        refused.append(reason)
+        told = f"{path}: the record of {record.spec.key}, Nq={record.Nq}, Nk={record.Nk} is passed over: {reason}."
+        warn_once((path, record, reason), told, StaleRecord)
+    best = min(fitting, key=lambda record: _distance(record, problem), default=None)
+    if best is not None and (rung != "record" or _distance(best, problem) == 0):
+        return Step(rung=rung, path=path, record=best, why=f"Nq={best.Nq}, Nk={best.Nk}")
+    if best is not None:
+        why = f"no record of these lengths; the nearest is Nq={best.Nq}, Nk={best.Nk}"
+    elif refused:
+        why = "; ".join(dict.fromkeys(refused))
+    else:
+        why = f"{len(there)} records, none of {kernel} {problem.text}" if there else "no records"
+    return Step(rung=rung, path=path, record=None, why=why)
+
+
+def _why_foreign(record: Record, name: str, target: Gpu) -> str | None:
+    """The field by which a record does not belong to its file or to the GPU; None if it does."""
+    if record.gpu != name:
+        return f"gpu is {record.gpu}, in a file of {name}"
+    if record.sm != target.sm:
+        return f"sm is {record.sm}, and {target.key} has {target.sm}"
+    illegal = why_illegal(record.spec, target)
+    return f"tile is not legal: {illegal}" if illegal else None
+
+
+def _records(path: Path) -> tuple[Record, ...]:
+    """The records of a file: parsed, and its damage named, once for each state of the file."""
+    try:
+        state = path.stat()
+    except OSError:
+        return ()
+    return _read(path, (state.st_mtime_ns, state.st_size, state.st_ino))
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, state: tuple[int, int, int]) -> tuple[Record, ...]:
+    return read_records(path)
+
+
+def _same_class(target: Gpu) -> list[tuple[Rung, str]]:
+    alike = (target.sm, target.smem_sm_kb, target.tensor_flops_clk)
+    others = [g for g in GPUS.values() if g.key != target.key and (g.sm, g.smem_sm_kb, g.tensor_flops_clk) == alike]
+    return [("same class", g.key) for g in others]
+
+
+def _distance(record: Record, problem: Problem) -> float:
+    """How far apart the lengths are, in powers of two; 0 if they are equal."""
+    pairs = ((record.Nq, problem.Nq), (record.Nk, problem.keys))
+    return sum(abs(math.log2(max(1, a) / max(1, b))) for a, b in pairs)
