@@ -44,7 +44,7 @@ FAULTS = {
     "delta left out": Fault("delta", "dlse[place] - sum : -sum;", "0 : 0;", "dQ dK"),
     "diagonal at the top left": Fault("forward", "const int last = i + Nk - Nq;", "const int last = i;", "O m l"),
     "diagonal at the top left, fused": Fault("fused", "k > q + diagonal", "k > q", "dQ dK dV"),
-    "diagonal off by one, dq": Fault("dq", "> q + diagonal", "> q + diagonal + 1", "dQ"),
+    "diagonal off by one, dq": Fault("dq", "min(q + Nk - Nq,", "min(q + Nk - Nq + 1,", "dQ"),
     "tail not masked": Fault("forward", "const int last = Nk - 1;", "const int last = Nk + 99;", "O l", causal=False),
     "dK from P instead of dS": Fault("fused", "dS_rmem[t][k], Q_rmem", "P_rmem[t][k], Q_rmem", "dK"),
     "columns of dV swapped": Fault("fused", "mma_m16n16k16(dV_rmem[t][n]", "mma_m16n16k16(dV_rmem[t][n ^ 1]", "dV"),

@@ -1,14 +1,16 @@
-"""Choose the backward's tiles by arithmetic: the first of a list, best first, that fits the GPU."""
+"""Choose the backward's tiles by arithmetic: the first of a list, best first, that fits the GPU without spills."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 from .gpu import RESERVED_SMEM, Gpu
 from .kernel import KernelSpec
 from .limits import smem_bytes, why_illegal
 from .problem import Dtype
+from .spills import spills
 from .tile import KeyBlockTile, QueryBlockTile
 
 KeyBlockKernel = Literal["fused", "dkdv"]
@@ -30,7 +32,8 @@ def default_query_block(dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> QueryBl
 def published_key_block(d: int, gpu: Gpu) -> tuple[KeyBlockTile, ...]:
     """FlashAttention-2's backward tiles (flash_bwd_launch_template.h) in our fields; they may not fit.
 
-    Its AtomLayoutMSdP is the number of warps that share keys, hence our row_split; its V_in_regs is our v_regs.
+    Its AtomLayoutMSdP is the number of warps that share keys, hence our row_split. Its V_in_regs is our v_regs, which
+    needs more registers here, so the same tile without it follows.
     """
     large = gpu.smem_block_bytes >= _LARGE_SMEM
     if d <= 32:
@@ -47,7 +50,7 @@ def published_key_block(d: int, gpu: Gpu) -> tuple[KeyBlockTile, ...]:
         tile = _fa2(64, 64, row_split=4, stages=2 if gpu.smem_block_bytes >= 176 * 1024 else 1)
     else:
         tile = _fa2(64, 32, row_split=4, v_regs=True, stages=1)
-    return (tile,)
+    return (tile, replace(tile, v_regs=False)) if tile.v_regs else (tile,)
 
 
 def _fa2(Br: int, Bc: int, *, row_split: int, v_regs: bool = False, stages: int = 2) -> KeyBlockTile:
@@ -61,7 +64,7 @@ def _first_legal(
     for tile in tiles:
         spec = KernelSpec(kernel=kernel, dtype=dtype, d=d, causal=causal, tile=tile, sm=gpu.sm)
         together = tile.min_blocks * (smem_bytes(spec) + RESERVED_SMEM)
-        if together <= gpu.smem_sm_bytes and why_illegal(spec, gpu) is None:
+        if together <= gpu.smem_sm_bytes and why_illegal(spec, gpu) is None and not spills(spec):
             return tile
     raise AssertionError(f"the last tile fits every part, {gpu.key} too")
 
@@ -69,20 +72,29 @@ def _first_legal(
 def _key_blocks(kernel: KeyBlockKernel, d: int, gpu: Gpu) -> Iterator[KeyBlockTile]:
     """Large Bc first (dQ is read and written once a K/V tile), then as many warps as its registers need."""
     stages = 2 if gpu.smem_block_bytes >= _LARGE_SMEM else 1
-    if d <= 64 and kernel == "dkdv":
+    if d <= 64 and kernel == "dkdv" and gpu.sm < 90:  # on sm_90 ptxas spills in its loop
         yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=32, stages=stages, weave=False, min_blocks=2)
     if d <= 64:  # V in registers leaves room for two blocks an SM
         yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, v_regs=True, min_blocks=2)
+        yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, v_regs=True, weave=False, min_blocks=2)
+        yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, min_blocks=2)
+        yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, weave=False, min_blocks=2)
     if d <= 96:
         if stages == 2:
             yield KeyBlockTile(Br=64, Bc=128, warps=8, stages=2, weave=False)
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=32, stages=2)
         yield KeyBlockTile(Br=64, Bc=128, warps=8, stages=1, v_regs=True)
+        yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=16, stages=1, v_regs=True)
         yield KeyBlockTile(Br=64, Bc=64, warps=4, slice=32, stages=stages, min_blocks=2)
         yield KeyBlockTile(Br=64, Bc=64, warps=4, slice=32, stages=1)
     if d <= 128:
         if stages == 2:
             yield KeyBlockTile(Br=64, Bc=128, warps=8, row_split=2, stages=2)
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, row_split=2, stages=2, weave=False)
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, row_split=2, stages=1)
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, row_split=2, slice=16, stages=2)
         yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=16, stages=1, v_regs=True)
+        yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=16, stages=1, v_regs=True, weave=False)
         yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=2, stages=1, v_regs=True)
     if stages == 2:
         yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=4, stages=2)
@@ -94,7 +106,7 @@ def _key_blocks(kernel: KeyBlockKernel, d: int, gpu: Gpu) -> Iterator[KeyBlockTi
 def _query_blocks() -> Iterator[QueryBlockTile]:
     """32 rows a warp and two blocks an SM where registers and shared memory allow them."""
     for Br, Bc, warps, stages, min_blocks in (
-        (128, 48, 4, 2, 2), (128, 32, 4, 2, 2), (128, 32, 4, 1, 2),  # 32 rows a warp
+        (128, 48, 4, 2, 2), (128, 32, 4, 2, 2), (128, 32, 4, 1, 2), (128, 16, 4, 2, 2),  # 32 rows a warp
         (128, 64, 8, 2, 1), (128, 32, 8, 2, 1), (128, 64, 8, 1, 1), (128, 32, 8, 1, 1),  # 16 rows a warp
         (64, 32, 4, 1, 1), (64, 16, 4, 1, 1),
     ):  # fmt: skip

@@ -12,6 +12,7 @@ from .gpu import Gpu
 from .kernel import KernelSpec
 from .limits import why_illegal
 from .problem import Dtype
+from .spills import spills
 from .tile import ForwardTile
 
 SAFE_REGISTERS = 217  # by the estimate of forward_shape: above it, ptxas begins to spill in loops of causal kernels
@@ -37,9 +38,13 @@ def default_forward(dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> ForwardTile
     for tile in _by_preference(d, fast=gpu.smem_sm_kb > SMALL_SMEM_KB):
         spec = KernelSpec(kernel="forward", dtype=dtype, d=d, causal=causal, tile=tile, sm=gpu.sm)
         spare = SAFE_REGISTERS - forward_registers(spec, tile)
-        if spare >= 0 and why_illegal(spec, gpu) is None:
-            a_step = forward_registers(spec, replace(tile, q_steps=1)) - forward_registers(spec, tile)
-            return replace(tile, q_steps=min(d // 16, spare // a_step))
+        if spare < 0 or why_illegal(spec, gpu) is not None:
+            continue
+        a_step = forward_registers(spec, replace(tile, q_steps=1)) - forward_registers(spec, tile)
+        for q_steps in range(min(d // 16, spare // a_step), -1, -1):
+            best = replace(tile, q_steps=q_steps)
+            if not spills(replace(spec, tile=best)):
+                return best
     raise NoTunedKernel(f"no forward tile fits {gpu.key} for d={d}")  # none is known: 128 x 16 needs 84 KB at d = 256
 
 
@@ -48,7 +53,8 @@ def _by_preference(d: int, fast: bool) -> Iterator[ForwardTile]:
         # 8 warps copy 32 rows a pass, and an incomplete pass costs as much as a whole one.
         most, step = (96, 32) if warps == 8 else (128 if d <= 32 else 64, 16)
         for Bc in range(most, least - 1, -step):
-            yield ForwardTile(Br=Br, Bc=Bc, warps=warps, lazy=fast, min_blocks=min_blocks)
+            for lazy in (True, False) if fast else (False,):
+                yield ForwardTile(Br=Br, Bc=Bc, warps=warps, lazy=lazy, min_blocks=min_blocks)
 
 
 # d up to which it holds, Br, Bc, warps, all of Q in registers. FlashAttention-2: flash_fwd_launch_template.h, without

@@ -129,10 +129,15 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"(geforce )?rtx 4090", "rtx4090"),
     (r"h100( sxm5?)?( 80gb hbm3)?|h100 80gb( hbm3)?( sxm5?)?", "h100-sxm"),
     (r"h100( 80gb)? pcie( 80gb)?", "h100-pcie"),
-    (r"h200( sxm5?| nvl)?( 141gb)?( hbm3e)?", "h200"),
+    (r"h200( sxm5?)?( 141gb)?( hbm3e)?", "h200"),
     (r"b200( sxm)?( 180gb)?( hbm3e)?", "b200"),
     (r"(geforce )?rtx 5090", "rtx5090"),
     (r"(jetson )?(agx )?orin", "orin"),
+)
+_NOT_THE_PART: tuple[tuple[str, str], ...] = (
+    (r"\bmig\b", "a MIG slice has some of its GPU's SMs and bandwidth"),
+    (r"\blaptop\b|\bmax q\b|\bmobile\b", "a laptop part shares the name of a desktop part, not its SMs or clocks"),
+    (r"\bnvl\b", "an NVL card has other clocks and memory than the SXM module"),
 )
 
 
@@ -152,7 +157,8 @@ def find_gpu(name: str) -> Gpu:
     for pattern, key in _NAMES:
         if re.fullmatch(pattern, words):
             return GPUS[key]
-    raise UnknownGpu(f"GPU {name!r} is not in the table; it knows {', '.join(GPUS)}.")
+    reason = next((f" ({why})" for pattern, why in _NOT_THE_PART if re.search(pattern, words)), "")
+    raise UnknownGpu(f"GPU {name!r} is not in the table{reason}; it knows {', '.join(GPUS)}.")
 
 
 def served_gpu(name: str) -> Gpu:
@@ -170,7 +176,21 @@ def present_gpu() -> Gpu:
     from cupy.cuda import runtime
 
     try:
-        name = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+        seen = runtime.getDeviceProperties(runtime.getDevice())
     except runtime.CUDARuntimeError as error:
         raise UnknownGpu(f"--gpu auto: no CUDA device here ({error}); name one of {', '.join(GPUS)}.") from error
-    return find_gpu(name)
+    return identify(seen["name"].decode(), sms=seen["multiProcessorCount"], sm=10 * seen["major"] + seen["minor"])
+
+
+def identify(name: str, *, sms: int, sm: int) -> Gpu:
+    """The entry of a device by its name, if it has the SMs and the compute capability of that part.
+
+    Raises UnknownGpu for another part of the same name: what was tuned and timed for one is not true of the other.
+    """
+    gpu = find_gpu(name)
+    if (gpu.sms, gpu.sm) != (sms, sm):
+        raise UnknownGpu(
+            f"{name!r} here has {sms} SMs and compute capability {sm / 10}; {gpu.key} has {gpu.sms} and {gpu.sm / 10}. "
+            f"It is another part of that name, or a slice of one. The table knows {', '.join(GPUS)}."
+        )
+    return gpu

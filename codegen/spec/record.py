@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from filelock import FileLock
 
@@ -32,6 +33,7 @@ class Evidence:
     spread: float  # relative: between start phases if predicted, between the 20% and 80% quantiles if measured
     by: str  # the model's version, or GPU, driver and date
     trials: int  # candidates that were tried
+    samples: int = 0  # launches that were timed, if measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,9 @@ class Record:
 
 
 def record_path(folder: Path, gpu: str) -> Path:
-    """The file that holds a GPU's records."""
+    """The file that holds a GPU's records. Raises UsageError for a name that is no key: it could lead elsewhere."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", gpu):
+        raise UsageError(f"GPU key {gpu!r} cannot name a file: letters, digits, '.', '_' and '-' alone.")
     return folder / f"{gpu}.json"
 
 
@@ -156,7 +160,7 @@ def _record(item: dict[str, Any]) -> Record:
 
 def _check_types(part: Record | Tile | Evidence) -> None:
     """Raise TypeError for a field of another type than declared: a tile of "64" would fail far from here."""
-    for name, kind in _types_of(type(part)).items():
+    for name, kind in _types_of(cast(Hashable, type(part))).items():
         value = getattr(part, name)
         if get_origin(kind) is Literal:
             if value not in get_args(kind):
@@ -168,9 +172,9 @@ def _check_types(part: Record | Tile | Evidence) -> None:
 
 
 @cache
-def _types_of(part: type[Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(part)}
-    return {name: kind for name, kind in get_type_hints(part).items() if name in names}
+def _types_of(part: Hashable) -> dict[str, Any]:
+    hints = get_type_hints(cast(Any, part))
+    return {f.name: hints[f.name] for f in fields(cast(Any, part))}
 
 
 def _refuse_constant(name: str) -> None:

@@ -253,6 +253,33 @@ struct Always {
     static constexpr bool value = value_;
 };
 
+struct Place {
+    int query;  // the first of the Q tile
+    int head, batch;
+};
+
+// The Q tile of a block. Tiles of a head are neighbours, so that they find K and V in L2; the longest loops, those of
+// the last tiles, come first.
+__device__ __forceinline__ Place place(int block, int Hq, int Nq)
+{
+    const int Tr = (Nq + Br - 1) / Br;
+    return {(Tr - 1 - block % Tr) * Br, block / Tr % Hq, block / Tr / Hq};
+}
+
+// The first query that this thread holds; the others are 8, 16, ... further.
+__device__ __forceinline__ int thread_query(const Place& at)
+{
+    const int thread = thread_index();
+    return at.query + thread / 32 * row_blocks * 16 + thread % 32 / 4;
+}
+
+// Floats from the first statistics to those of a head.
+__device__ __forceinline__ i64 head_stats(const Place& at, int Hq, int Nq)
+{
+    const i64 padded_rows = (Nq + 127) / 128 * 128;
+    return (static_cast<i64>(at.batch) * Hq + at.head) * padded_rows * 3;
+}
+
 extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     View<const T> Q,  // [B, Hq, Nq, d]
     View<const T> K,  // [B, Hk, Nk, d]
@@ -272,12 +299,8 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     const u32 smem = smem_base();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 
-    // The Q tile of this block. Tiles of a head are neighbours, so that they find K and V in L2.
-    // The last tiles of a head, whose loops are the longest, come first.
-    const int Tr = (Nq + Br - 1) / Br;
-    const int tile_query = (Tr - 1 - static_cast<int>(blockIdx.x % Tr)) * Br;  // its first query
-    const int batch = blockIdx.x / Tr / Hq, head = blockIdx.x / Tr % Hq, head_k = head / (Hq / Hk);
-    const int lane_query = tile_query + warp * row_blocks * 16 + lane / 4;  // this lane holds it, and + 8, + 16, ...
+    const Place here = place(block_index(), Hq, Nq);
+    const int tile_query = here.query, head_k = here.head / (Hq / Hk);
 
     // Its loop: K/V tiles from the last to the first, so that only the first copy meets the end of the keys.
     const int diagonal = Nk - Nq;                                        // query i sees the keys up to i + diagonal
@@ -288,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     // from there; its part of the address is computed anew for each tile: registers are scarcer than instructions.
     constexpr i64 element = sizeof(T);
     auto tile_at = [&](const View<const T>& X, int head_of_X, int row) {
-        return reinterpret_cast<const char*>(at(X, batch, head_of_X, row, 0));
+        return reinterpret_cast<const char*>(at(X, here.batch, head_of_X, row, 0));
     };
     auto thread_at = [](i64 row_stride) {
         return (thread_index() / 8 * row_stride + thread_index() % 8 * 8) * element;
@@ -297,9 +320,9 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     const char* V_next = tile_at(V, head_k, (Tc - 1) * Bc);
 
     // Copies the next K and V tile, of which `left` rows exist, into buffer `stage`, and steps on.
-    const u32 K_place = smem + K_smem + K_tile::chunk(thread / 8, thread % 8);
     auto copy_next = [&](int stage, int left) {
-        const u32 place = K_place + stage * K_tile::bytes;
+        const u32 chunk = K_tile::chunk(thread_index() / 8, thread_index() % 8);
+        const u32 place = smem + K_smem + stage * K_tile::bytes + chunk;
         copy_tile<K_tile>(place, K_next + thread_at(K.row), K_walk.pass, left);
         copy_tile<K_tile>(place + K_to_V, V_next + thread_at(V.row), V_walk.pass, left);
         K_next -= K_walk.tile;
@@ -307,8 +330,8 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     };
 
     const u32 Q_place = smem + Q_smem + Q_tile::chunk(thread / 8, thread % 8);
-    const char* const Q_source = tile_at(Q, head, tile_query) + thread_at(Q.row);
-    const char* const dO_source = tile_at(dO, head, tile_query) + thread_at(dO.row);
+    const char* const Q_source = tile_at(Q, here.head, tile_query) + thread_at(Q.row);
+    const char* const dO_source = tile_at(dO, here.head, tile_query) + thread_at(dO.row);
     copy_tile<Q_tile>(Q_place, Q_source, copy_rows * Q.row * element, Nq - tile_query);
     copy_tile<Q_tile>(Q_place + Q_to_dO, dO_source, copy_rows * dO.row * element, Nq - tile_query);
     if (Tc > 0) copy_next(0, Nk - (Tc - 1) * Bc);
@@ -316,14 +339,13 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
 
     // Under the copies: statistics of this lane's rows, and whether any row of the tile has huge scores. For that every
     // warp looks at all rows, so that all agree.
-    const i64 padded_rows = (Nq + 127) / 128 * 128;
-    const float* const stats_head = stats + (static_cast<i64>(batch) * Hq + head) * padded_rows * 3;
+    const float* const stats_head = stats + head_stats(here, Hq, Nq);
     float minus_lse[row_blocks][2], minus_delta[row_blocks][2];
     #pragma unroll
     for (int t = 0; t < row_blocks; ++t)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int q = lane_query + t * 16 + h * 8;
+            const int q = thread_query(here) + t * 16 + h * 8;
             minus_lse[t][h] = q < Nq ? stats_head[stats_of(q)] : -infinity();  // past the end P is 0
             minus_delta[t][h] = q < Nq ? stats_head[stats_of(q) + minus_delta_of] : 0;
         }
@@ -379,13 +401,16 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
             }
             if constexpr (special.value) {
                 const float unscale = __fdividef(1, scale);
+                const Place now = place(block_index(), Hq, Nq);
                 #pragma unroll
                 for (int t = 0; t < row_blocks; ++t)
                     #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         // Of a row with huge scores `delta` gives the max m here; in lse it would have swallowed l.
-                        const int q = lane_query + t * 16 + h * 8;
-                        const float m = huge && q < Nq ? stats_head[stats_of(q) + huge_m] : 0;
+                        const int q = thread_query(now) + t * 16 + h * 8;
+                        const float m = huge && q < Nq ? stats[head_stats(now, Hq, Nq) + stats_of(q) + huge_m] : 0;
+                        const int last = min(q + Nk - Nq, Nk - 1);  // the last key that query q sees
+                        const int room = last - j * Bc - c - thread_index() % 4 * 2;  // and the last of this thread's keys
                         #pragma unroll
                         for (int i = 0; i < slice / 8; ++i)
                             #pragma unroll
@@ -393,8 +418,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
                                 float& s = S[t][i / 2][i % 2][2 * h + e];
                                 // No fused multiply-add: scale * s is exactly m at the max.
                                 if (m != 0) s = __fsub_rn(__fmul_rn(s, scale), m) * unscale;
-                                const int k = j * Bc + c + i * 8 + lane % 4 * 2 + e;
-                                if (k >= Nk || k > q + diagonal) s = -infinity();
+                                if (i * 8 + e > room) s = -infinity();
                             }
                     }
             }
@@ -481,13 +505,14 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     #pragma unroll 1
     while (j >= 0) walk_tile(Always<false>());
 
+    const Place end = place(block_index(), Hq, Nq);
     #pragma unroll
     for (int t = 0; t < row_blocks; ++t)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int q = lane_query + t * 16 + h * 8;
+            const int q = thread_query(end) + t * 16 + h * 8;
             if (q >= Nq) continue;
-            T* const dQ_row = at(dQ, batch, head, q, lane % 4 * 2);
+            T* const dQ_row = at(dQ, end.batch, end.head, q, thread_index() % 4 * 2);
             #pragma unroll
             for (int n = 0; n < d / 8; ++n) {
                 const float* const pair = &dQ_rmem[t][n / 2][n % 2][2 * h];

@@ -304,6 +304,19 @@ __device__ __forceinline__ constexpr int stats_of(int q)
     return q / 16 * 192 + q % 16 * 4;
 }
 
+struct Place {
+    int key;  // the first of the K/V tile
+    int head, batch;
+};
+
+// The K/V tile of a block. Tiles of a head are neighbours, so that they find Q, dO and dQ in L2; the longest loops, those
+// of the first tiles, come first.
+__device__ __forceinline__ Place place(int block, int Hk, int Nk)
+{
+    const int Tc = (Nk + Bc - 1) / Bc;
+    return {block % Tc * Bc, block / Tc % Hk, block / Tc / Hk};
+}
+
 extern "C" __global__ void __launch_bounds__(threads, 1) fused(
     View<const T> Q,  // [B, Hq, Nq, d]
     View<const T> K,  // [B, Hk, Nk, d]
@@ -327,11 +340,9 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
     const int share = warp % row_split;                       // of the queries, and of the columns of dK and dV
     const int warp_key = warp / row_split * key_blocks * 16;  // first key of this warp in the tile
 
-    // The K/V tile of this block. Tiles of a head are neighbours, so that they find Q, dO and dQ in L2.
-    // The first tiles of a head, whose loops are the longest, come first.
-    const int Tr = (Nq + Br - 1) / Br, Tc = (Nk + Bc - 1) / Bc;
-    const int tile_key = blockIdx.x % Tc * Bc;  // its first key
-    const int batch = blockIdx.x / Tc / Hk, head_k = blockIdx.x / Tc % Hk;
+    const Place here = place(block_index(), Hk, Nk);
+    const int tile_key = here.key, head_k = here.head, batch = here.batch;
+    const int Tr = (Nq + Br - 1) / Br;
 
     // Its loop: the Q tiles of every query head that reads this K/V head, one after the other, so that dK and dV need
     // no atomic sums.
@@ -357,8 +368,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
     int next_tile = first_tile;
 
     // Copies the next Q tile, dO tile and statistics into buffer `stage`, and steps on.
-    const u32 Q_place = smem + Q_smem + Q_tile::chunk(thread / 8, thread % 8);
     auto copy_next = [&](int stage) {
+        const u32 Q_place = smem + Q_smem + Q_tile::chunk(thread_index() / 8, thread_index() % 8);
         const u32 place = Q_place + stage * Q_tile::bytes;
         const int left = Nq - next_tile * Br;
         copy_tile<Q_tile>(place, Q_next + thread_at(Q.row), Q_walk.pass, left);
@@ -660,17 +671,20 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
         }
     }
 
+    const Place end = place(block_index(), Hk, Nk);
+    const int end_lane = thread_index() % 32, end_warp = thread_index() / 32;
+    const int end_key = end.key + end_warp / row_split * key_blocks * 16 + end_lane / 4;
     #pragma unroll
     for (int t = 0; t < key_blocks; ++t)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int k = tile_key + warp_key + t * 16 + h * 8 + lane / 4;
+            const int k = end_key + t * 16 + h * 8;
             if (k >= Nk) continue;
-            T* const dK_row = at(dK, batch, head_k, k, lane % 4 * 2);
-            T* const dV_row = at(dV, batch, head_k, k, lane % 4 * 2);
+            T* const dK_row = at(dK, end.batch, end.head, k, end_lane % 4 * 2);
+            T* const dV_row = at(dV, end.batch, end.head, k, end_lane % 4 * 2);
             #pragma unroll
             for (int n = 0; n < 2 * own_blocks; ++n) {
-                const int column = (n / 2 * row_split + share) * 16 + n % 2 * 8;
+                const int column = (n / 2 * row_split + end_warp % row_split) * 16 + n % 2 * 8;
                 const float* const dK_pair = &dK_rmem[t][n / 2][n % 2][2 * h];
                 const float* const dV_pair = &dV_rmem[t][n / 2][n % 2][2 * h];
                 *reinterpret_cast<u32*>(dK_row + column) = pack(scale * dK_pair[0], scale * dK_pair[1]);

@@ -1,0 +1,29 @@
+"""Remember the default tiles in which ptxas spills registers, so that none of them is a default.
+
+How many registers fit without a spill cannot be computed: near the limit it depends on ptxas' scheduling. The entries were
+found by compiling every default for d <= 128: `python tools/find_spills.py` writes spills.json anew.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+
+from .kernel import KernelSpec
+
+
+def spills(spec: KernelSpec) -> bool:
+    """Whether ptxas was seen to spill in this kernel; of what was never compiled, nothing is known."""
+    return spill_key(spec) in known_spills()
+
+
+def spill_key(spec: KernelSpec) -> str:
+    """The spec without its dtype, which changes opcodes only."""
+    return spec.key.replace(f"_{spec.dtype}_", "_", 1)
+
+
+@cache
+def known_spills() -> set[str]:
+    """The keys in spills.json."""
+    return set(json.loads(files(__package__).joinpath("spills.json").read_text()))
