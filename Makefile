@@ -1,12 +1,14 @@
 # make tune: set up .venv, tune a kernel for a GPU that need not be here.   make test: set up .venv, run every check.
+# make gpu: on a machine with a GPU, seven minutes: test, tune, bench and measure there; report.json and report.md in OUT.
 PYTHON ?= python3
 GPU ?= a100
+OUT ?= gpuday
 TRIALS ?= 40
 
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: tune test clean
+.PHONY: tune test gpu clean
 
 tune: .venv/installed
 	$(BIN)/flashsmith tune --gpu $(GPU) --dtype bf16 --d 128 --causal --pass both --trials $(TRIALS)
@@ -16,6 +18,10 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# With .venv if it is there, else with the Python that is: a borrowed machine may have no network to install from.
+gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/gpu_day.py --out $(OUT)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

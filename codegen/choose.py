@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .compile import compile_source
-from .errors import CompileError, NothingFound, RenderError
-from .predict import Prediction, predict
-from .render import render
-from .sass import SassError
+from .errors import NothingFound
+from .objective import WORKERS, Candidate, Objective, Pending, Predicted, Time
 from .spec.defaults import default_tile, published_tiles
 from .spec.gpu import Gpu
 from .spec.kernel import TILE_OF, KernelName, KernelSpec
@@ -24,23 +21,12 @@ from .spec.tile import Tile
 if TYPE_CHECKING:
     import optuna
 
-WORKERS = 2
-AHEAD = (
-    2 * WORKERS
-)  # trials asked for before the oldest is told; a fixed number, so that the seed alone fixes the search
+AHEAD = 2 * WORKERS  # trials asked for before the oldest is told; fixed, so that the seed alone fixes the search
 GIVE_UP = 300  # suggestions in a row that bring nothing new: the space is as good as exhausted
 STARTUP = 10  # trials before TPE models anything
+ALIKE = 10  # failures in a row, of one kind and with nothing valid before them, that end a search
 
 Choices = Mapping[str, Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One tile that was tried, and what became of it."""
-
-    tile: Tile
-    prediction: Prediction | None
-    failure: str = ""  # the error's class and first line, if there is no prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +34,10 @@ class Winner:
     """The outcome of a search."""
 
     spec: KernelSpec
-    prediction: Prediction
-    default: Prediction | None  # of the default tile
+    time: Time
+    default: Time | None  # of the default tile
     candidates: tuple[Candidate, ...] = field(repr=False)
-    rejected: tuple[str, ...] = ()  # tiles predicted faster that failed the check, and why
+    rejected: tuple[str, ...] = ()  # faster tiles that failed the last check, and why
 
 
 def choose(
@@ -61,45 +47,49 @@ def choose(
     *,
     trials: int,
     seed: int = 0,
+    first: Sequence[Tile] = (),
+    objective: Callable[[], Objective] | None = None,
     verify: Callable[[KernelSpec], str] = lambda spec: "",
     progress: Callable[[Candidate], None] = lambda candidate: None,
 ) -> Winner:
-    """The tile of `kernel` with the least predicted time among at most `trials` different legal tiles.
+    """The fastest tile of `kernel` among at most `trials` different legal ones, by the times of `objective`.
 
-    The default tile and the published ones are tried first, then what TPE suggests. Illegal tiles and repeats cost no
-    trial. `verify` says why a kernel is wrong, or "": the fastest that it accepts wins. Raises NothingFound.
+    The default tile comes first, then those of `first` and the published ones, then what TPE suggests. Illegal tiles
+    and repeats cost no trial. Times are predicted unless `objective` makes others. `verify` says why a kernel is wrong,
+    or "": the fastest that it accepts wins. Raises NothingFound, early if every candidate fails alike.
     """
-    search = _Search(kernel, problem, gpu, trials, seed)
+    search = _Search(kernel, problem, gpu, trials, seed, first)
     candidates: list[Candidate] = []
-    with ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
-        pending: deque[tuple[optuna.Trial, Future[Candidate]]] = deque()
+    with closing(objective() if objective else Predicted(kernel, problem, gpu)) as timed:
+        pending: deque[tuple[optuna.Trial, Pending]] = deque()
         asked = search.ask()
-        while asked or pending:
+        while (asked or pending) and not _hopeless(candidates):
             if asked:
                 trial, tile = asked
-                pending.append((trial, pool.submit(evaluate, kernel, problem, gpu, tile)))
+                pending.append((trial, timed.submit(tile)))
             if not asked or len(pending) == AHEAD:
-                trial, future = pending.popleft()  # the oldest, whichever is ready first: the order of telling is fixed
-                candidates.append(future.result())
+                trial, later = pending.popleft()  # the oldest, whichever is ready first: the order of telling is fixed
+                candidates.append(later.result())
                 search.tell(trial, candidates[-1])
                 progress(candidates[-1])
             asked = search.ask()
-    return _best(kernel, problem, gpu, candidates, verify)
+        ranked = timed.final(candidates)
+    return _best(kernel, problem, gpu, candidates, ranked, verify)
 
 
-def evaluate(kernel: KernelName, problem: Problem, gpu: Gpu, tile: Tile) -> Candidate:
-    """Compile one tile and predict its time. What can be wrong with a candidate is data; anything else is raised."""
-    try:
-        binary = compile_source(render(KernelSpec.of(kernel, problem, tile, gpu.sm)))
-        return Candidate(tile, predict(binary, problem, gpu))
-    except (RenderError, CompileError, SassError) as error:
-        return Candidate(tile, None, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+def _hopeless(candidates: Sequence[Candidate]) -> bool:
+    """Whether nothing was valid and the last failures are one and the same but for names and numbers."""
+    if len(candidates) < ALIKE or any(c.time is not None for c in candidates):
+        return False
+    return len({re.sub(r"\S*\d\S*", "#", c.failure) for c in candidates[-ALIKE:]}) == 1
 
 
 class _Search:
     """Optuna's study over the legal tiles of one kernel: each is given out once."""
 
-    def __init__(self, kernel: KernelName, problem: Problem, gpu: Gpu, trials: int, seed: int) -> None:
+    def __init__(
+        self, kernel: KernelName, problem: Problem, gpu: Gpu, trials: int, seed: int, first: Sequence[Tile] = ()
+    ) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -108,10 +98,10 @@ class _Search:
         self._kernel, self._problem, self._gpu = kernel, problem, gpu
         self._left = trials
         self._seen: set[Tile] = set()
-        self._choices = choices(kernel, problem)
         default = default_tile(kernel, problem, gpu)
+        self._choices = _with(default, choices(kernel, problem))
         self._flags = {name for name, value in asdict(default).items() if isinstance(value, bool)}
-        for tile in (default, *published_tiles(kernel, problem, gpu)):
+        for tile in (default, *first, *published_tiles(kernel, problem, gpu)):
             values = {name: int(value) for name, value in asdict(tile).items()}
             if all(values[name] in allowed for name, allowed in self._choices.items()):
                 self._study.enqueue_trial(values, skip_if_exists=True)
@@ -135,13 +125,13 @@ class _Search:
         return None
 
     def tell(self, trial: optuna.Trial, candidate: Candidate) -> None:
-        """The predicted seconds of a tile that was given out."""
+        """The seconds of a tile that was given out."""
         from optuna.trial import TrialState
 
-        if candidate.prediction is None:
+        if candidate.time is None:
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
-            self._study.tell(trial, candidate.prediction.seconds)
+            self._study.tell(trial, candidate.time.seconds)
 
     def _suggest(self, trial: optuna.Trial) -> Tile:
         values: dict[str, Any] = {}
@@ -154,6 +144,11 @@ class _Search:
         for name in values.keys() & self._flags:
             values[name] = bool(values[name])
         return TILE_OF[self._kernel](**values)
+
+
+def _with(tile: Tile, allowed: Choices) -> Choices:
+    """The same choices, and those of `tile`: a default that the search cannot express would never be compared."""
+    return {name: sorted({*values, int(getattr(tile, name))}) for name, values in allowed.items()}
 
 
 def choices(kernel: KernelName, problem: Problem) -> Choices:
@@ -179,22 +174,32 @@ def _best(
     kernel: KernelName,
     problem: Problem,
     gpu: Gpu,
-    candidates: list[Candidate],
+    candidates: Sequence[Candidate],
+    ranked: Sequence[Candidate],
     verify: Callable[[KernelSpec], str],
 ) -> Winner:
-    timed = {c.tile: c.prediction for c in candidates if c.prediction is not None}
+    """The first of `ranked` that `verify` accepts. Raises NothingFound with counts and the first message of each."""
+    times = {c.tile: c.time for c in (*candidates, *ranked)}
     rejected: list[str] = []
-    for tile, prediction in sorted(timed.items(), key=lambda item: item[1].seconds):
-        spec = KernelSpec.of(kernel, problem, tile, gpu.sm)
-        reason = verify(spec)
-        if not reason:
+    for candidate in ranked:
+        spec = KernelSpec.of(kernel, problem, candidate.tile, gpu.sm)
+        reason = candidate.failure if candidate.time is None else verify(spec)
+        if candidate.time is not None and not reason:
             return Winner(
-                spec=spec, prediction=prediction, default=timed.get(default_tile(kernel, problem, gpu)),
+                spec=spec, time=candidate.time, default=times.get(default_tile(kernel, problem, gpu)),
                 candidates=tuple(candidates), rejected=tuple(rejected),
             )  # fmt: skip
         rejected.append(f"{spec.key}: {reason}")
-    failures = Counter(c.failure for c in candidates if c.failure)
-    counts = [f"{count} x {failure}" for failure, count in failures.most_common()] + rejected
     raise NothingFound(
-        f"no {kernel} kernel for {problem.text} on {gpu.key} among {len(candidates)} candidates:\n" + "\n".join(counts)
+        f"no {kernel} kernel for {problem.text} on {gpu.key} among {len(candidates)} candidates:\n"
+        + "\n".join([*_failures(candidates), *rejected])
     )
+
+
+def _failures(candidates: Sequence[Candidate]) -> list[str]:
+    """How many candidates failed in each class, and the first message of each in full."""
+    classes = [c.failure.partition(":")[0] for c in candidates if c.failure]
+    firsts: dict[str, str] = {}
+    for candidate in candidates:
+        firsts.setdefault(candidate.failure.partition(":")[0], candidate.failure)
+    return [f"{count} x {firsts[name]}" for name, count in Counter(classes).most_common()]

@@ -55,3 +55,15 @@ class LowerRung(UserWarning):
 
 class StaleRecord(UserWarning):
     """A tuned record that speaks of another text, compiler or part, and is passed over."""
+
+
+class ImpossibleTime(FlashsmithError):
+    """A measured time below what the work itself takes at the GPU's limits: nothing ran, or the clock is wrong."""
+
+
+class Rejected(FlashsmithError):
+    """A candidate that failed while it was tried; the message starts with the class of failure."""
+
+
+class MeasuringBroken(FlashsmithError):
+    """No process can measure here, whatever the candidate."""

@@ -18,7 +18,8 @@ DTYPES = (*KERNEL_DTYPES, torch.float32, torch.float64)  # float32 and float64: 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype where autocast is on, as PyTorch's own attention does; float64 stays."""
     kind = tensors[0].device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    known = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
+    if not known or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
@@ -27,9 +28,11 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def check_are_tensors(dims: tuple[int, ...] = (4,), **tensors: object) -> None:
     """Raise TypeError unless all are dense tensors that hold numbers, UsageError unless they have `dims` dimensions."""
     for name, x in tensors.items():
+        if isinstance(x, Tensor) and x.layout is torch.strided and x.dim() in dims and not x.is_meta:
+            continue
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is {type(x).__name__}, not a torch.Tensor.")
-        if x.device.type == "meta":
+        if x.is_meta:
             raise TypeError(f"{name} is on the meta device: it has a shape and no numbers. Make it on a real device.")
         if x.layout != torch.strided:
             raise TypeError(f"{name} has layout {x.layout}; attention takes dense tensors (torch.strided).")
@@ -40,11 +43,12 @@ def check_are_tensors(dims: tuple[int, ...] = (4,), **tensors: object) -> None:
 
 def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise TypeError for a dtype that is not served or not shared; UsageError for tensors on several devices."""
-    dtypes = f"q is {q.dtype}, k is {k.dtype}, v is {v.dtype}"
-    if not (q.dtype == k.dtype == v.dtype):
-        raise TypeError(f"{dtypes}: all three must have one dtype. Cast them, or use torch.autocast.")
-    if q.dtype not in DTYPES:
-        served = ", ".join(str(dtype) for dtype in DTYPES)
+    dtype = q.dtype
+    if dtype not in DTYPES or not (dtype == k.dtype == v.dtype):
+        dtypes = f"q is {dtype}, k is {k.dtype}, v is {v.dtype}"
+        if not (dtype == k.dtype == v.dtype):
+            raise TypeError(f"{dtypes}: all three must have one dtype. Cast them, or use torch.autocast.")
+        served = ", ".join(str(each) for each in DTYPES)
         raise TypeError(f"{dtypes}: attention serves {served}.")
     if not (q.device == k.device == v.device):
         raise UsageError(f"q is on {q.device}, k on {k.device}, v on {v.device}: all three must be on one device.")
@@ -52,6 +56,8 @@ def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def check_no_tangents(**tensors: Tensor) -> None:
     """Raise NotImplementedError for dual tensors: PyTorch would drop a tangent at a custom op without a word."""
+    if forward_ad._current_level < 0:  # no dual level is open
+        return
     for name, x in tensors.items():
         if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
             raise NotImplementedError(f"{name} carries a tangent: attention has no forward-mode derivative.")
@@ -59,6 +65,9 @@ def check_no_tangents(**tensors: Tensor) -> None:
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise UsageError unless q is [B, Hq, Nq, d] and k and v are [B, Hk, Nk, d], Hq a multiple of Hk, d served."""
+    (B, Hq, _, d), of_k = q.shape, k.shape
+    if of_k == v.shape and (B, d) == (of_k[0], of_k[3]) and of_k[1] and Hq % of_k[1] == 0:
+        return check_head_dim(d)  # all is well, as nearly always
     for name, x in (("k", k), ("v", v)):
         for axis, letter in ((0, "B"), (3, "d")):
             if x.shape[axis] != q.shape[axis]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from .compile import Binary, compile_source
-from .engines.torch_tensors import torch_engine
+from .engines.cuda import CudaEngine
+from .engines.engine import Engine
+from .engines.engine import Tensor as EngineTensor
+from .engines.torch_tensors import TorchEngine, torch_engine
 from .inputs import KERNEL_DTYPES
 from .load import load_best
 from .render import render
@@ -17,8 +22,12 @@ from .run import Forward, run_backward, run_forward
 from .spec.kernel import FUSED, SPLIT, KernelName, KernelSpec
 from .spec.problem import Problem
 from .tiled import Needs
+from .warm import Recorder, Replay, replay_of
 
-_compiling = threading.Lock()
+REPLAYS = 4096  # calls of different shapes that are kept ready to be repeated
+
+Key = tuple[object, ...]
+_replays: dict[Key, Replay] = {}
 
 
 def kernel_forward(
@@ -26,8 +35,16 @@ def kernel_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """O [B, Hq, Nq, d]; m and l [B, Hq, Nq], float32. Raises TypeError for a dtype that the kernels do not serve."""
     side = torch_engine(q.device)
+    key = (side.engine, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), scale, causal, bnhd)
+    replay = _replays.get(key)
+    again = replay and replay((q, k, v))
+    if again is not None:
+        return again  # type: ignore[return-value]
     binary = _binary(_spec(_problem(q, k, causal), "forward", side.gpu))
-    out = run_forward(side.engine, binary, side.given(q), side.given(k), side.given(v), scale, bnhd=bnhd)
+    engine = _recorded(side)
+    inputs = {name: side.given(x) for name, x in zip("QKV", (q, k, v), strict=True)}
+    out = run_forward(engine, binary, inputs["Q"], inputs["K"], inputs["V"], scale, bnhd=bnhd)
+    _remember(key, engine, inputs, (out.O, out.m, out.l), q.dtype)
     return side.taken(out.O, q.dtype), side.taken(out.m, torch.float32), side.taken(out.l, torch.float32)
 
 
@@ -37,17 +54,46 @@ def kernel_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """dQ, dK, dV as q, k, v; None where `needs` says so. dlse [B, Hq, Nq] or None: the gradient of m + ln l."""
     side = torch_engine(q.device)
-    problem, gpu = _problem(q, k, causal), side.gpu
-    binaries = {kernel: _binary(_spec(problem, kernel, gpu)) for kernel in kernels_for(needs, deterministic)}
-    Q, K, V, G = (side.given(x) for x in (q, k, v, dO))
-    saved = Forward(side.given(O), side.given(m.contiguous()), side.given(l.contiguous()))
-    of_lse = None if dlse is None else side.given(dlse.contiguous())
-    out = run_backward(side.engine, binaries, Q, K, V, saved, G, scale, of_lse, bnhd=bnhd)
-    dQ, dK, dV = (
-        side.taken(x, q.dtype) if x is not None and need else None
-        for x, need in zip((out.dQ, out.dK, out.dV), needs, strict=True)
-    )
+    m, l = m.contiguous(), l.contiguous()
+    tensors = {"Q": q, "K": k, "V": v, "O": O, "dO": dO, "m": m, "l": l}
+    if dlse is not None:
+        tensors["dlse"] = dlse.contiguous()
+    key = (
+        side.engine, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), O.stride(), dO.stride(),
+        dlse is None, scale, causal, bnhd, deterministic, needs,
+    )  # fmt: skip
+    replay = _replays.get(key)
+    again = replay and replay(tuple(tensors.values()))
+    if again is not None:
+        return again  # type: ignore[return-value]
+    problem = _problem(q, k, causal)
+    binaries = {kernel: _binary(_spec(problem, kernel, side.gpu)) for kernel in kernels_for(needs, deterministic)}
+    engine = _recorded(side)
+    x = {name: side.given(tensor) for name, tensor in tensors.items()}
+    saved = Forward(x["O"], x["m"], x["l"])
+    out = run_backward(
+        engine, binaries, x["Q"], x["K"], x["V"], saved, x["dO"], scale, x.get("dlse"), bnhd=bnhd
+    )  # fmt: skip
+    asked = [tensor if need else None for tensor, need in zip((out.dQ, out.dK, out.dV), needs, strict=True)]
+    _remember(key, engine, x, asked, q.dtype)
+    dQ, dK, dV = (None if tensor is None else side.taken(tensor, q.dtype) for tensor in asked)
     return dQ, dK, dV
+
+
+def _recorded(side: TorchEngine) -> Engine:
+    """The engine; one that notes what it does, where its tensors are PyTorch's own and the call can be repeated."""
+    return Recorder(side.engine) if isinstance(side.engine, CudaEngine) else side.engine
+
+
+def _remember(
+    key: Key, engine: Engine, inputs: Mapping[str, EngineTensor], results: Sequence[EngineTensor | None],
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    replay = replay_of(engine, inputs, results, dtype) if isinstance(engine, Recorder) else None
+    if replay is not None:
+        if len(_replays) >= REPLAYS:
+            _replays.clear()
+        _replays[key] = replay
 
 
 def kernels_for(needs: Needs, deterministic: bool) -> tuple[KernelName, ...]:
@@ -78,11 +124,17 @@ def _spec(problem: Problem, kernel: KernelName, gpu: str) -> KernelSpec:
 
 
 def _binary(spec: KernelSpec) -> Binary:
-    """The kernel's machine code; of threads that ask at once, one compiles and the others wait."""
-    with _compiling:
+    """The kernel's machine code; of threads that ask for it at once, one compiles and the others wait."""
+    with _compiling.setdefault(spec, threading.Lock()):
         return _compiled(spec)
 
 
 @cache
 def _compiled(spec: KernelSpec) -> Binary:
     return compile_source(render(spec))
+
+
+_compiling: dict[KernelSpec, threading.Lock] = {}
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_compiling.clear)  # nobody in the child will open a lock that was held

@@ -77,7 +77,8 @@ def _look(
             fitting.append(record)
             continue
         refused.append(reason)
-        told = f"{path}: the record of {record.spec.key}, Nq={record.Nq}, Nk={record.Nk} is passed over: {reason}."
+        which = f"the record of {record.spec.key}, Nq={record.Nq}, Nk={record.Nk}"
+        told = f"{path}: {which} is passed over: {reason.rstrip('.')}."
         warn_once((path, record, reason), told, StaleRecord)
     best = min(fitting, key=lambda record: _distance(record, problem), default=None)
     if best is not None and (rung != "record" or _distance(best, problem) == 0):

@@ -6,8 +6,7 @@ import os
 import stat
 from importlib.resources import files
 from pathlib import Path
-
-import platformdirs
+from types import ModuleType
 
 from .errors import UsageError
 
@@ -17,18 +16,26 @@ def cache_dir() -> Path:
 
     Raises UsageError if it is a link, belongs to somebody else, or others may write to it.
     """
-    return _private(Path(os.environ.get("FLASHSMITH_CACHE_DIR") or platformdirs.user_cache_path("flashsmith")))
+    folder = os.environ.get("FLASHSMITH_CACHE_DIR")
+    return _private(Path(folder) if folder else _platformdirs().user_cache_path("flashsmith"))
 
 
 def user_tuned_dir() -> Path:
     """Records that `tune` wrote here: FLASHSMITH_TUNED_DIR, or the user's data folder. Not made by asking for it."""
     folder = os.environ.get("FLASHSMITH_TUNED_DIR")
-    return Path(folder) if folder else platformdirs.user_data_path("flashsmith") / "tuned"
+    return Path(folder) if folder else _platformdirs().user_data_path("flashsmith") / "tuned"
 
 
 def shipped_tuned_dir() -> Path:
     """Records that the package ships; never written to."""
     return Path(str(files("flashsmith.tuned")))
+
+
+def _platformdirs() -> ModuleType:
+    """Imported only when it has to answer: a borrowed machine may lack it, and names its folders by the variables."""
+    import platformdirs
+
+    return platformdirs
 
 
 def _private(folder: Path) -> Path:

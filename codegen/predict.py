@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from .compile import Binary
 from .run import Sizes, grid
@@ -24,6 +25,7 @@ NEGLIGIBLE = 0.02  # share of masked tiles below which their extra code is not t
 class Prediction:
     """The predicted time of one launch."""
 
+    kind: ClassVar[Literal["predicted"]] = "predicted"
     kernel: KernelName
     gpu: str
     seconds: float

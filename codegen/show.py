@@ -12,34 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
 
+from .console import print_lines as _print
+from .console import table as _table
 from .spec.gpu import Gpu
 from .spec.problem import Problem
 from .spec.tile import tile_text
 
 if TYPE_CHECKING:
     from .check import Verdict
-    from .choose import Candidate
+    from .objective import Candidate
     from .predict import Prediction
     from .spec.record import Record
     from .tune import Tuned
-
-
-WIDE = 240  # columns of a table that goes to a file or a pipe: nothing is cut
-
-
-def _print(*lines: object) -> None:
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
-    for line in lines:
-        console.print(line)
-
-
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
-    return table
 
 
 def code(text: str, language: str) -> None:
@@ -108,14 +93,15 @@ def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu, error: f
 
 def tuned(results: Sequence[Tuned], problem: Problem, gpu: Gpu) -> None:
     """Each winner beside the default, where the record went, and how to see the kernel."""
-    numbers = ("predicted ms", "TFLOP/s", "default ms", "tried")
+    kind = results[0].record.evidence.kind
+    numbers = (f"{kind} ms", "TFLOP/s", "default ms", "tried")
     table = _table("kernel", "tile", *numbers, right=numbers)
     for result in results:
         winner = result.winner
         default = f"{winner.default.seconds * 1e3:.3f}" if winner.default else ""
         table.add_row(
-            winner.spec.kernel, tile_text(winner.spec.tile), f"{winner.prediction.seconds * 1e3:.3f}",
-            f"{winner.prediction.tflops:.1f}", default, str(len(winner.candidates)),
+            winner.spec.kernel, tile_text(winner.spec.tile), f"{winner.time.seconds * 1e3:.3f}",
+            f"{winner.time.tflops:.1f}", default, str(len(winner.candidates)),
         )  # fmt: skip
     _print(table, *(f"rejected: {reason}" for result in results for reason in result.winner.rejected))
     options = f"--gpu {gpu.key} --dtype {problem.dtype} --d {problem.d}{' --causal' if problem.causal else ''}"
@@ -154,9 +140,10 @@ class Progress:
 
     def candidate(self, candidate: Candidate) -> None:
         """One more was tried."""
-        if candidate.prediction and candidate.prediction.seconds < self._best:
-            self._best = candidate.prediction.seconds
-            best = f"predicted {self._best * 1e3:.3f} ms, {candidate.prediction.tflops:.0f} TFLOP/s"
+        time = candidate.time
+        if time and time.seconds < self._best:
+            self._best = time.seconds
+            best = f"{time.kind} {self._best * 1e3:.3f} ms, {time.tflops:.0f} TFLOP/s"
             self._bar.update(self._task, best=best)
         self._bar.advance(self._task)
 

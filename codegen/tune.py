@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from .check import check
-from .choose import Candidate, Winner, choose
-from .compile import Binary, compile_source, version_text
+from .choose import Winner, choose
+from .compile import version_text
+from .contention import device_identity, device_lock
 from .engines.emulated import EmulatedEngine
+from .errors import NothingFound, UsageError
 from .load import source_sha256
-from .render import render
-from .spec.defaults import default_tile
+from .measure import Timing
+from .measuring import Measurer
+from .objective import Candidate, Measured, build
 from .spec.gpu import Gpu
-from .spec.kernel import FORWARD, FUSED, SPLIT, KernelName, KernelSpec
+from .spec.kernel import KernelName, KernelSpec
 from .spec.problem import Pass, Problem
-from .spec.record import Evidence, Record, check_writable, write_record
+from .spec.record import Evidence, Record, check_writable, read_records, record_path, write_record
 from .spec.tile import Tile
+from .trial import on_device
+from .verify import why_wrong
+
+By = Literal["auto", "measured", "predicted"]
 
 TUNED: dict[Pass, tuple[KernelName, ...]] = {"forward": ("forward",), "backward": ("fused", "dkdv", "dq")}
 
@@ -40,49 +48,90 @@ def tune_kernel(
     *,
     trials: int,
     seed: int = 0,
+    by: By = "auto",
     progress: Callable[[Candidate], None] = lambda candidate: None,
 ) -> Tuned:
-    """Search the tiles of one kernel by predicted time and record the winner, once the emulator finds it right.
+    """Search the tiles of one kernel and record the winner, once the emulator finds it right.
 
-    Raises UsageError before any work if `folder` cannot be written; NothingFound if no candidate is valid.
+    By measured time if `gpu` is present, else by predicted time, unless `by` says which. Raises UsageError before any
+    work if `folder` cannot be written, or if it holds a measured record that a predicted one would replace;
+    NothingFound if no candidate is valid; MeasuringBroken.
     """
     check_writable(folder)
-    verify = partial(why_wrong, problem=problem, gpu=gpu)
-    winner = choose(kernel, problem, gpu, trials=trials, seed=seed, progress=progress, verify=verify)
-    record = _record(winner, problem, gpu)
+    device = device_for(gpu, by)
+
+    def verify(spec: KernelSpec) -> str:
+        return why_wrong(build(spec), problem, gpu, partial(EmulatedEngine, check_races=True))
+
+    search = partial(choose, kernel, problem, gpu, seed=seed, verify=verify, progress=progress)
+    if device is None:
+        _refuse_to_replace(folder, kernel, problem, gpu)
+        winner = search(trials=trials)
+    else:
+        with ExitStack() as held:
+            held.enter_context(device_lock(device_identity(device)))
+            first = predicted_order(kernel, problem, gpu, trials=trials // 2, seed=seed)
+            measurer = held.enter_context(Measurer(partial(on_device, kernel, problem, gpu, device)))
+            winner = search(trials=trials, first=first, objective=partial(Measured, kernel, problem, gpu, measurer))
+    record = record_of(winner, problem, gpu)
     return Tuned(winner, record, write_record(folder, record))
 
 
-def why_wrong(spec: KernelSpec, problem: Problem, gpu: Gpu) -> str:
-    """Run a kernel with the rest of its pass on the emulator, races watched, tails and unequal lengths included.
+def device_for(gpu: Gpu, by: By) -> int | None:
+    """The index of the present device that is a `gpu`; None if times are to be predicted.
 
-    "" if it is right, else the tensors that are not. The rest of the pass has default tiles.
+    Raises UsageError if they must be measured and cannot be.
     """
-    which: Pass = "forward" if spec.kernel == "forward" else "backward"
-    kernels = FORWARD if which == "forward" else FUSED if spec.kernel in ("fused", "convert") else SPLIT
-    binaries = {name: _companion(name, spec, problem, gpu) for name in kernels}
-    for Nq, Nk in ((129, 200), (70, 70)):
-        small = replace(problem, B=1, Hq=2, Hk=1, Nq=Nq, Nk=Nk)
-        verdict = check(small, which, binaries, EmulatedEngine(check_races=True))
-        if not verdict.ok:
-            return f"Nq={Nq}, Nk={Nk}: {verdict.reason}"
-    return ""
+    if by == "predicted":
+        return None
+    from .engines.driver import find_device, why_no_cuda
+
+    index = find_device(gpu)
+    reason = f"no {gpu.key} is here to measure on." if index is None else why_no_cuda()
+    if reason and by == "measured":
+        raise UsageError(f"{reason} Without --times measured, times are predicted.")
+    return None if reason else index
 
 
-def _companion(kernel: KernelName, spec: KernelSpec, problem: Problem, gpu: Gpu) -> Binary:
-    shared = kernel == spec.kernel or (kernel == "convert" and spec.kernel == "fused")
-    tile: Tile = spec.tile if shared else default_tile(kernel, problem, gpu)
-    return compile_source(render(KernelSpec.of(kernel, problem, tile, gpu.sm)))
+def predicted_order(
+    kernel: KernelName, problem: Problem, gpu: Gpu, *, trials: int, seed: int, count: int = 8
+) -> Sequence[Tile]:
+    """The tiles that the model would try first. It orders them and no more: its times stay in its own search."""
+    if trials < 1:
+        return ()
+    try:
+        winner = choose(kernel, problem, gpu, trials=trials, seed=seed)
+    except NothingFound:
+        return ()
+    timed = [(c.time.seconds, n, c.tile) for n, c in enumerate(winner.candidates) if c.time is not None]
+    return [tile for _, _, tile in sorted(timed)[:count]]
 
 
-def _record(winner: Winner, problem: Problem, gpu: Gpu) -> Record:
-    spec, prediction = winner.spec, winner.prediction
+def _refuse_to_replace(folder: Path, kernel: KernelName, problem: Problem, gpu: Gpu) -> None:
+    """A predicted time says less than a measured one of the same text."""
+    path = record_path(folder, gpu.key)
+    asked = (kernel, problem.dtype, problem.d, problem.causal, problem.Nq, problem.keys)
+    for record in read_records(path):
+        at = (record.kernel, record.dtype, record.d, record.causal, record.Nq, record.Nk)
+        shape = (record.B, record.Hq, record.Hk) == (problem.B, problem.Hq, problem.kv_heads)
+        fresh = record.evidence.kind == "measured" and source_sha256(record.spec) == record.source_sha256
+        if at == asked and shape and fresh:
+            raise UsageError(
+                f"{path} holds a measured record for this ({record.evidence.by}); a predicted one does not replace it. "
+                "Name another folder with --out."
+            )
+
+
+def record_of(winner: Winner, problem: Problem, gpu: Gpu) -> Record:
+    """What is kept of a search."""
+    spec, time = winner.spec, winner.time
     return Record(
         gpu=gpu.key, sm=gpu.sm, kernel=spec.kernel, dtype=spec.dtype, d=spec.d, causal=spec.causal,
         B=problem.B, Hq=problem.Hq, Hk=problem.kv_heads, Nq=problem.Nq, Nk=problem.keys, tile=spec.tile,
         evidence=Evidence(
-            kind="predicted", time_ms=round(prediction.seconds * 1e3, 5), tflops=round(prediction.tflops, 1),
-            spread=round(prediction.spread, 3), by=prediction.by, trials=len(winner.candidates),
+            kind=time.kind, time_ms=round(time.seconds * 1e3, 5),
+            tflops=round(time.tflops, 1), spread=round(time.spread, 3), by=time.by, trials=len(winner.candidates),
+            samples=time.samples if isinstance(time, Timing) else 0,
         ),
         source_sha256=source_sha256(spec), nvrtc=version_text(),
     )  # fmt: skip

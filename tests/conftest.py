@@ -17,11 +17,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One kernel cache for all workers of a run; an empty folder of records."""
+    """One kernel cache for all workers of a run, or the one that FLASHSMITH_TEST_KERNELS names; no records."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHSMITH_CACHE_DIR", str(shared / "kernels"))
+        patch.setenv("FLASHSMITH_CACHE_DIR", os.environ.get("FLASHSMITH_TEST_KERNELS") or str(shared / "kernels"))
         patch.setenv("FLASHSMITH_TUNED_DIR", str(base / "tuned"))
         yield
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 
 import typer
 
-from ..errors import FlashsmithError, UsageError
+from ..errors import FlashsmithError, LowerRung, StaleRecord, UsageError
 
-COMMANDS = ("gpus", "render", "compile", "check", "predict", "tune", "list")
+COMMANDS = (
+    "gpus", "render", "compile", "check", "predict", "tune", "bench", "list", "explain", "warmup", "memory",
+)  # fmt: skip
 
 app = typer.Typer(
     add_completion=False,
@@ -25,7 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     for command in COMMANDS:  # each adds itself to `app`
         import_module(f".{command}", __package__)
     try:
-        app(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _one_line
+            for category in (LowerRung, StaleRecord):  # each is said once by whoever says it
+                warnings.simplefilter("always", category)
+            app(arguments)
     except SystemExit as end:  # how the parser ends, after its own message if the request was bad
         return end.code if isinstance(end.code, int) else 1
     except UsageError as error:
@@ -38,3 +45,15 @@ def main(arguments: list[str] | None = None) -> int:
         print("flashsmith: stopped", file=sys.stderr)
         return 130
     return 0
+
+
+def _one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    """A warning as a line on stderr: whom it concerns is the user, not a line of our code."""
+    print(f"flashsmith: {message}", file=sys.stderr)

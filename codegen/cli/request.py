@@ -68,7 +68,9 @@ def binaries_of(
 
 def engine_of(name: EngineName) -> Any:
     if name is EngineName.cuda:
-        raise UsageError("--engine cuda is not served yet; use --engine emulator.")
+        from ..engines.cuda import cuda_engine
+
+        return cuda_engine(poison=True)
     from ..engines.emulated import EmulatedEngine
 
     return EmulatedEngine(check_races=True)

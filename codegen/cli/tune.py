@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -29,6 +30,12 @@ from .options import (
 from .output import print_json
 
 
+class Times(str, Enum):
+    auto = "auto"
+    measured = "measured"
+    predicted = "predicted"
+
+
 @app.command()
 def tune(
     gpu: GpuOption = "auto",
@@ -38,6 +45,9 @@ def tune(
     which: Annotated[Passes, typer.Option("--pass", help="What to tune.")] = Passes.both,
     trials: Annotated[int, typer.Option("--trials", help="Different legal tiles to try for each kernel.")] = 60,
     seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
+    times: Annotated[
+        Times, typer.Option("--times", help="auto: measured if the GPU is here, else predicted.")
+    ] = Times.auto,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the records. Default: the user's.")] = None,
     nq: NqOption = 8192,
     nk: NkOption = None,
@@ -46,7 +56,7 @@ def tune(
     batch: BatchOption = 2,
     as_json: JsonOption = False,
 ) -> None:
-    """Search the best tiles for a GPU, by predicted time where there is none, and record them."""
+    """Search the best tiles for a GPU and record them: by measured time if it is here, else by predicted time."""
     from ..tune import TUNED, tune_kernel
 
     if trials < 1:
@@ -58,7 +68,10 @@ def tune(
     for kernel in (kernel for each in passes for kernel in TUNED[each]):
         with show.Progress(f"{kernel} {problem.text} on {target.key}", trials) as progress:
             tuned.append(
-                tune_kernel(kernel, problem, target, folder, trials=trials, seed=seed, progress=progress.candidate)
+                tune_kernel(
+                    kernel, problem, target, folder,
+                    trials=trials, seed=seed, by=times.value, progress=progress.candidate,
+                )
             )  # fmt: skip
     if as_json:
         print_json([{"path": str(t.path), "record": asdict(t.record)} for t in tuned])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from ..compile import Binary
-from ..errors import LaunchError
+from ..errors import LaunchError, UsageError
 from ..spec.kernel import ARG_BYTES, Arg
 from .driver import Driver, Handle, cuda_device
 from .engine import Tensor, Value
@@ -57,9 +57,9 @@ class CudaEngine:
         return Tensor(flat.data_ptr(), array.shape, strides, array.dtype, flat)
 
     def given(self, x: torch.Tensor) -> Tensor:
-        """A tensor that lies on the device already, with its strides. Raises LaunchError if it lies elsewhere."""
+        """A tensor that lies on the device already, with its strides. Raises UsageError if it lies elsewhere."""
         if x.device != self.driver.memory:
-            raise LaunchError(f"a tensor is on {x.device}, and the kernel runs on {self.driver.memory}.")
+            raise UsageError(f"a tensor is on {x.device}, and the kernel runs on {self.driver.memory}.")
         bits = _bits(x.detach())
         dtype = np.dtype(np.uint16 if bits.dtype == torch.int16 else np.float32)
         return Tensor(bits.data_ptr(), tuple(bits.shape), bits.stride(), dtype, bits)

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-from ..errors import LaunchError, UsageError
+from ..errors import LaunchError, UnknownGpu, UsageError
+from ..spec.gpu import Gpu, identify
 
 Handle = int  # of a function that is loaded; valid on one device
 
@@ -30,6 +31,11 @@ class Driver(Protocol):
     @property
     def sm(self) -> int:
         """Compute capability times ten."""
+        ...
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors."""
         ...
 
     def current(self) -> AbstractContextManager[None]:
@@ -76,6 +82,10 @@ class CudaDriver:
     @property
     def sm(self) -> int:
         return int(10 * self._properties.major + self._properties.minor)
+
+    @property
+    def sms(self) -> int:
+        return int(self._properties.multi_processor_count)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -126,22 +136,36 @@ class CudaDriver:
 
 def cuda_device(index: int | None = None) -> CudaDriver:
     """The device of that index, else PyTorch's current one. Raises UsageError where PyTorch has none."""
-    if torch.version.cuda is None:
-        raise UsageError(
-            f"PyTorch {torch.__version__} is built without CUDA, and it holds the CUDA engine's tensors. "
-            "Install a CUDA build of torch."
-        )
-    if not torch.cuda.is_available():
-        raise UsageError("no CUDA device is here, or its driver does not answer; --engine emulator needs none.")
+    reason = why_no_cuda() or ("" if torch.cuda.is_available() else "no CUDA device is here, or no driver answers.")
+    if reason:
+        raise UsageError(f"{reason} The emulator needs none.")
     return CudaDriver(torch.cuda.current_device() if index is None else index)
 
 
-def device_names() -> tuple[str, ...]:
-    """NVIDIA's names of the devices present, by index; none where there is no driver. Makes no context."""
+def why_no_cuda() -> str:
+    """Why this PyTorch can hold no tensors for the engine; "" if it can where there is a device."""
+    if torch.version.cuda is not None:
+        return ""
+    return (
+        f"PyTorch {torch.__version__} is built without CUDA, and it holds the kernels' tensors: install a CUDA build."
+    )
+
+
+def find_device(gpu: Gpu) -> int | None:
+    """The index of the first device present that is a `gpu`; None if there is none. Makes no context."""
     from cupy.cuda import runtime
 
     try:
-        count = runtime.getDeviceCount()
-        return tuple(runtime.getDeviceProperties(index)["name"].decode() for index in range(count))
-    except runtime.CUDARuntimeError:
-        return ()
+        for index in range(runtime.getDeviceCount()):
+            seen = runtime.getDeviceProperties(index)
+            try:
+                found = identify(
+                    seen["name"].decode(), sms=seen["multiProcessorCount"], sm=10 * seen["major"] + seen["minor"]
+                )
+            except UnknownGpu:
+                continue
+            if found.key == gpu.key:
+                return index
+    except runtime.CUDARuntimeError:  # no driver
+        return None
+    return None

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ..errors import UsageError
-from ..spec.gpu import served_gpu
+from ..spec.gpu import identify, served_gpu
 from .cuda import CudaEngine, cuda_engine
 from .driver import Driver
 from .emulated import EmulatedEngine
@@ -48,7 +48,7 @@ class EmulatedTensors:
 
 
 class CudaTensors:
-    """CUDA tensors on their own device: nothing is copied. FLASHSMITH_GPU names a GPU of the same sm to stand for it."""
+    """CUDA tensors on their own device: nothing is copied. FLASHSMITH_GPU may name another GPU of its sm."""
 
     def __init__(self, engine: CudaEngine) -> None:
         self.cuda = engine
@@ -82,7 +82,7 @@ def torch_engine(device: torch.device) -> TorchEngine:
 def _known_as(driver: Driver) -> str:
     """The key of the GPU whose kernels serve a device. Raises UnknownGpu, or UsageError if FLASHSMITH_GPU misfits."""
     name = os.environ.get("FLASHSMITH_GPU")
-    gpu = served_gpu(name or driver.name)
+    gpu = served_gpu(name or identify(driver.name, sms=driver.sms, sm=driver.sm).key)
     if gpu.sm != driver.sm:
         raise UsageError(f"FLASHSMITH_GPU={name} is sm_{gpu.sm}, and {driver.name} is sm_{driver.sm}.")
     return gpu.key

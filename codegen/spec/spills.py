@@ -1,7 +1,7 @@
 """Remember the default tiles in which ptxas spills registers, so that none of them is a default.
 
-How many registers fit without a spill cannot be computed: near the limit it depends on ptxas' scheduling. The entries were
-found by compiling every default for d <= 128: `python tools/find_spills.py` writes spills.json anew.
+How many registers fit without a spill cannot be computed: near the limit it depends on ptxas' scheduling. The entries
+were found by compiling every default for d <= 128: `python tools/find_spills.py` writes spills.json anew.
 """
 
 from __future__ import annotations

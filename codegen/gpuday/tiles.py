@@ -1,0 +1,79 @@
+"""Draw random legal tiles of a kernel and measure each on the GPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from statistics import median
+from typing import Any, cast
+
+from ..choose import choices
+from ..compile import Binary, compile_source
+from ..errors import CompileError, FlashsmithError
+from ..render import render
+from ..spec.gpu import Gpu, present_gpu
+from ..spec.kernel import TILE_OF, KernelName, KernelSpec
+from ..spec.limits import why_illegal
+from ..spec.problem import Problem
+from ..spec.tile import Tile
+
+COUNT = 60  # tiles of each kernel, half of them for each problem
+SAMPLES = 10  # launches timed of each
+DRAWS = 4000  # at most, for that many legal ones
+COMPILERS = 8  # processes, at most: NVRTC holds a lock of its own, so threads would wait for each other
+
+PROBLEMS = (
+    Problem(dtype="bf16", d=128, B=4, Hq=16, Nq=4096),
+    Problem(dtype="bf16", d=64, causal=True, B=4, Hq=32, Nq=4096),
+)
+
+
+def random_tiles(kernel: KernelName, problem: Problem, gpu: Gpu, count: int, seed: int = 0) -> tuple[Tile, ...]:
+    """`count` different legal tiles, or as many as `DRAWS` draws find; the same for the same seed."""
+    draw, allowed, found = random.Random(seed), choices(kernel, problem), dict[Tile, None]()
+    flags = {f for f, kind in TILE_OF[kernel].__annotations__.items() if kind == "bool"}
+    for _ in range(DRAWS):
+        values: dict[str, Any] = {name: draw.choice(list(options)) for name, options in allowed.items()}
+        tile = TILE_OF[kernel](**{name: bool(v) if name in flags else v for name, v in values.items()})
+        if why_illegal(KernelSpec.of(kernel, problem, tile, gpu.sm), gpu) is None:
+            found[tile] = None
+        if len(found) == count:
+            break
+    return tuple(found)
+
+
+def timed_tiles(kernel: str, count: int = COUNT) -> Iterator[dict[str, Any]]:
+    """One line a tile: what ptxas says of it and its measured seconds, or why there are none."""
+    from ..measure import Again
+    from ..trial import on_device
+
+    name, gpu = cast(KernelName, kernel), present_gpu()
+    for problem in PROBLEMS:
+        tiles = random_tiles(name, problem, gpu, count // len(PROBLEMS))
+        bench = on_device(name, problem, gpu, 0)
+        specs = [KernelSpec.of(name, problem, tile, gpu.sm) for tile in tiles]
+        workers, spawn = min(COMPILERS, os.cpu_count() or 1), multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+            for spec, built in zip(specs, pool.map(_build, specs), strict=True):
+                line: dict[str, Any] = {"key": spec.key, "tile": asdict(spec.tile), "problem": asdict(problem)}
+                if isinstance(built, str):
+                    yield {**line, "failure": built}
+                    continue
+                line |= {"registers": built.registers, "spill_bytes": built.spill_bytes}
+                try:
+                    seconds = sorted(cast(list[float], bench(Again(built, SAMPLES))))
+                except FlashsmithError as error:
+                    yield {**line, "failure": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+                    continue
+                yield {**line, "seconds": median(seconds), "least": seconds[0], "most": seconds[-1], "samples": SAMPLES}
+
+
+def _build(spec: KernelSpec) -> Binary | str:
+    try:
+        return compile_source(render(spec))
+    except CompileError as error:
+        return f"CompileError: {str(error).splitlines()[0]}"

@@ -1,0 +1,127 @@
+"""Try one candidate on the GPU: check it on small shapes, then time it. The work of the measuring process."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+from .check import Bits
+from .compile import Binary
+from .contention import neighbours
+from .engines.engine import Engine, Tensor
+from .errors import LaunchError, WrongResult
+from .measure import Again, Clock, Timing, Try, launcher, measure, sample
+from .predict import sizes_of
+from .run import Forward, Sizes, run_forward
+from .spec.defaults import default_tile
+from .spec.dtype import round_to
+from .spec.gpu import Gpu
+from .spec.kernel import STATS, KernelName
+from .spec.problem import Problem
+from .verify import MORE_SHAPES, of_tile, why_wrong
+
+BLOCK = (1 << 20) - 3  # random numbers that are repeated to fill a tensor; odd, so that no two heads are alike
+VERSION_FILE = Path("/proc/driver/nvidia/version")
+
+
+class Bench:
+    """Tensors of one problem on one engine, and the kernels that are timed on them."""
+
+    def __init__(
+        self, kernel: KernelName, problem: Problem, gpu: Gpu, engine: Engine, clock: Clock,
+        checking: Callable[[], Engine], by: str,
+    ) -> None:  # fmt: skip
+        self._problem, self._gpu, self._engine, self._clock = problem, gpu, engine, clock
+        self._checking, self._by = checking, by
+        self._tensors = timed_tensors(kernel, problem, gpu, engine)
+
+    def __call__(self, request: Try | Again) -> Timing | list[float]:
+        """Raises WrongResult, LaunchError, ImpossibleTime."""
+        try:
+            return self._answer(request)
+        except RuntimeError as error:  # PyTorch's, for a fault that shows at whatever touches the device next
+            raise LaunchError(f"{request.binary.spec.key}: {str(error).splitlines()[0]}") from error
+
+    def _answer(self, request: Try | Again) -> Timing | list[float]:
+        spec = request.binary.spec
+        if isinstance(request, Try):
+            reason = why_wrong(request.binary, self._problem, self._gpu, self._checking, MORE_SHAPES)
+            if reason:
+                raise WrongResult(f"{spec.key}: {reason}")
+        try:
+            launch = launcher(self._engine, request.binary, self._problem, self._tensors, self._clock.clear)
+            if isinstance(request, Try):
+                return measure(spec, self._problem, self._gpu, launch, self._clock, by=self._by)
+            return sample(launch, self._clock, count=request.count)
+        except LaunchError as error:
+            raise LaunchError(f"{spec.key}, while it was timed: {error}") from error
+
+
+def timed_tensors(kernel: KernelName, problem: Problem, gpu: Gpu, engine: Engine) -> dict[str, Tensor]:
+    """Every tensor that `kernel` is launched with, of the problem's full size; what it reads is filled."""
+    queries = (problem.B, problem.Hq, problem.Nq, problem.d)
+    keys = (problem.B, problem.kv_heads, problem.keys, problem.d)
+    Q, K, V, dO = (
+        engine.tensor(_noise(shape, problem, seed)) for seed, shape in enumerate((queries, keys, keys, queries))
+    )
+    if kernel == "forward":
+        m, l = (engine.empty(queries[:3], np.float32) for _ in range(2))
+        return {"Q": Q, "K": K, "V": V, "O": engine.empty(queries, np.uint16), "m": m, "l": l}
+    forward = run_forward(engine, _of_default("forward", problem, gpu), Q, K, V, problem.softmax_scale)
+    outputs = {name: engine.empty(shape, np.uint16) for name, shape in (("dQ", queries), ("dK", keys), ("dV", keys))}
+    stats = _stats(engine, problem, gpu, forward, dO, sizes_of(problem))
+    return {"Q": Q, "K": K, "V": V, "dO": dO, "stats": stats, **outputs}
+
+
+def _stats(engine: Engine, problem: Problem, gpu: Gpu, forward: Forward, dO: Tensor, sizes: Sizes) -> Tensor:
+    """What `delta` leaves for the kernels after it."""
+    stats = engine.empty((sizes.stats_rows, STATS), np.float32)
+    tensors = {"O": forward.O, "m": forward.m, "l": forward.l, "dO": dO, "stats": stats}
+    launcher(engine, _of_default("delta", problem, gpu), problem, tensors, clear=lambda tensor: None)()
+    return stats
+
+
+def _of_default(kernel: KernelName, problem: Problem, gpu: Gpu) -> Binary:
+    return of_tile(kernel, problem, default_tile(kernel, problem, gpu), gpu)
+
+
+def _noise(shape: tuple[int, ...], problem: Problem, seed: int) -> Bits:
+    """Normal numbers in the problem's dtype. Zeros would not do: a GPU runs them at a higher clock."""
+    block = round_to(np.random.default_rng(seed).standard_normal(min(BLOCK, int(np.prod(shape)))), problem.dtype)
+    return np.resize(block, shape)
+
+
+def on_device(kernel: KernelName, problem: Problem, gpu: Gpu, index: int) -> Bench:
+    """The work of a measuring process on a real device. Raises UsageError without one."""
+    shared = neighbours(index)  # before there is a context of ours
+    if shared:
+        warnings.warn(f"the GPU is shared with {shared}: times will be worth less.", stacklevel=2)
+    from .engines.clock import CudaClock
+    from .engines.cuda import CudaEngine
+    from .engines.driver import cuda_device
+
+    device = cuda_device(index)
+    engine = CudaEngine(device)
+    checking = CudaEngine(device, poison=True)
+    by = f"{device.name}, driver {driver_version()}, {date.today().isoformat()}{', shared' if shared else ''}"
+    clock = CudaClock(engine, int(gpu.l2_mb * 2**20))
+    return Bench(kernel, problem, gpu, engine, clock, lambda: checking, by)
+
+
+def driver_version() -> str:
+    """The kernel driver's own number, else the CUDA version that it serves."""
+    try:
+        found = re.search(r"Kernel Module\D*([\d.]+)", VERSION_FILE.read_text())
+    except OSError:
+        found = None
+    if found:
+        return found.group(1)
+    from cupy.cuda import runtime
+
+    served = int(runtime.driverGetVersion())
+    return f"for CUDA {served // 1000}.{served % 1000 // 10}"
