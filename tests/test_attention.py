@@ -120,7 +120,7 @@ def test_empty_dimensions(B: int, Hq: int, Hk: int, Nq: int, Nk: int, causal: bo
         assert gradient.shape == x.shape and not gradient.any()
 
 
-# Autograd
+# Autograd (BUG-20)
 
 
 def test_gradients_exist_for_those_that_ask() -> None:
@@ -198,7 +198,7 @@ def test_checkpointing_and_tensors_saved_on_the_cpu() -> None:
     assert all(map(torch.equal, gradients(O, inputs), want))
 
 
-# Autocast
+# Autocast (BUG-19)
 
 
 def test_autocast_casts_and_gradients_come_back_in_the_dtype_of_each_input() -> None:
@@ -222,7 +222,7 @@ def test_autocast_changes_no_precision_inside() -> None:
     assert torch.equal(got, want) and all(map(torch.equal, inside, gradients(want, same)))
 
 
-# torch.compile
+# torch.compile (BUG-18)
 
 
 def variants() -> dict[str, list[Tensor]]:

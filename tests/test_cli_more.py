@@ -98,6 +98,16 @@ def test_explain_names_every_file(
     assert status == 0 and "source_sha256 is that of another text" in out and "is passed over" in err
 
 
+@pytest.mark.parametrize(
+    ("stride", "words"), [("64", "where they lie"), ("68", "copied first"), ("72", "where they lie")]
+)
+def test_explain_says_which_inputs_are_copied(capsys: pytest.CaptureFixture[str], stride: str, words: str) -> None:
+    """Rows of 136 bytes do not all start on 16: cp.async cannot reach them."""
+    status, out, _ = run(capsys, "explain", "forward", *D64, "--row-stride", stride)
+    assert status == 0 and words in out
+    assert run(capsys, "explain", "forward", *D64, "--row-stride", "8")[0] == 2
+
+
 def test_explain_of_what_is_not_tuned(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "explain", "delta", *D64)
     assert status == 0 and "served by default: warps=8" in out

@@ -83,6 +83,7 @@ def test_a_second_process_does_not_compile(cache: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["text", "sm", "options", "nvrtc"])
 def test_anything_that_matters_compiles_again(cache: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """The key is a hash of the rendered text, the options, the target and the compiler (BUG-39)."""
     first = compile_source(source())
     if change == "options":
         monkeypatch.setattr(compiling, "OPTIONS", (*compiling.OPTIONS, "--use_fast_math"))
