@@ -107,9 +107,9 @@ nothing.register_autograd(lambda ctx, *gradients: (None,) * 7, setup_context=lam
 @contextmanager
 def _null_gpu() -> Iterator[NullDriver]:
     """CPU tensors go to a CUDA engine whose driver does nothing, after the look at the environment that CUDA's have."""
-    from flashsmith import dispatch, kernels
     from flashsmith.engines.cuda import CudaEngine
     from flashsmith.engines.torch_tensors import CudaTensors
+    from flashsmith.operator import dispatch, kernels
 
     driver, real_engine, real_choice = NullDriver(), kernels.torch_engine, dispatch.runs_kernels
     side = CudaTensors(CudaEngine(driver))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from . import compat
     from .huggingface import register_transformers
     from .load import Loaded, load_best, load_pass
-    from .torch_op import attention
+    from .operator.op import attention
 
 __all__ = [
     "FlashsmithError",
@@ -30,7 +30,7 @@ __all__ = [
 
 _HOME = {
     "Loaded": ".load",
-    "attention": ".torch_op",
+    "attention": ".operator.op",
     "load_best": ".load",
     "load_pass": ".load",
     "register_transformers": ".huggingface",

@@ -31,7 +31,7 @@ def backends() -> dict[str, Attend]:
 
 
 def _ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    from .torch_op import attention
+    from .operator.op import attention
 
     return attention(q, k, v, causal=causal)
 

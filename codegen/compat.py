@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError
-from .inputs import check_are_tensors
-from .torch_op import attention
+from .operator.inputs import check_are_tensors
+from .operator.op import attention
 
 
 def flash_attn_func(

@@ -74,7 +74,7 @@ def measure_forward(problem: Problem, device: str = "cuda") -> tuple[Measured, .
 
     "standard" is attention written out in PyTorch, whose autograd keeps P. Raises UsageError without a GPU.
     """
-    from .torch_op import attention
+    from .operator.op import attention
 
     if not torch.cuda.is_available():
         raise UsageError("memory is measured on a GPU, and none is here; without one it is counted.")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .compat import refuse
-from .torch_op import attention
+from .operator.op import attention
 
 NAME = "fsmith"  # without `flash`: transformers takes any name with it for a build of the flash-attn package
 

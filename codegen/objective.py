@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 from .compile import Binary, compile_source
 from .errors import CompileError, ImpossibleTime, Rejected, RenderError
 from .measure import Again, Timing, Try, timing_of
+from .measuring.rematch import FINALISTS, Standing, rematch
 from .predict import Prediction, predict
-from .rematch import FINALISTS, Standing, rematch
 from .render import render
 from .sass import SassError
 from .spec.defaults import default_tile

@@ -11,19 +11,19 @@ from typing import Literal
 
 from .choose import Winner, choose
 from .compile import version_text
-from .contention import device_identity, device_lock
 from .engines.emulated import EmulatedEngine
 from .errors import NothingFound, UsageError
 from .load import source_sha256
 from .measure import Timing
-from .measuring import Measurer
+from .measuring.contention import device_identity, device_lock
+from .measuring.process import Measurer
+from .measuring.trial import on_device
 from .objective import Candidate, Measured, build
 from .spec.gpu import Gpu
 from .spec.kernel import KernelName, KernelSpec
 from .spec.problem import Pass, Problem
 from .spec.record import Evidence, Record, check_writable, read_records, record_path, write_record
 from .spec.tile import Tile
-from .trial import on_device
 from .verify import why_wrong
 
 By = Literal["auto", "measured", "predicted"]

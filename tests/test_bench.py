@@ -11,8 +11,8 @@ import torch
 from flashsmith import bench
 from flashsmith.backends import FLEX, backends
 from flashsmith.bench import OURS, Row, bench_measured, bench_predicted, peak_tflops, problems, series
+from flashsmith.cli.plot import check_plot, draw
 from flashsmith.errors import UsageError
-from flashsmith.plot import check_plot, draw
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.problem import Problem
 from torch import Tensor

@@ -72,7 +72,7 @@ def test_tiles_are_timed_and_failures_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
         return bench
 
-    monkeypatch.setattr("flashsmith.trial.on_device", on_device)
+    monkeypatch.setattr("flashsmith.measuring.trial.on_device", on_device)
     monkeypatch.setattr(tiles, "COUNT", 4)
     found = list(tiles.timed_tiles("dq", 4))
     assert len(found) == 4 and [("failure" in line) for line in found] == [False, True, False, False]

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashsmith import trial
 from flashsmith.compile import Binary, compile_source
 from flashsmith.engines.emulated import EmulatedEngine
 from flashsmith.engines.engine import Tensor
 from flashsmith.errors import FlashsmithError, ImpossibleTime, LaunchError, Rejected, WrongResult
 from flashsmith.measure import FEWEST, MOST, WARM_UP_S, Again, Try, floor_seconds, sample, timing_of, visible_pairs
+from flashsmith.measuring import trial
+from flashsmith.measuring.trial import Bench, timed_tensors
 from flashsmith.objective import Measured
 from flashsmith.render import Source, render
 from flashsmith.spec.defaults import default_tile
@@ -24,7 +25,6 @@ from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
 from flashsmith.spec.problem import Problem
 from flashsmith.spec.tile import ForwardTile, KeyBlockTile, Tile
-from flashsmith.trial import Bench, timed_tensors
 
 GPU = find_gpu("a100")
 LARGE = Problem(dtype="bf16", d=128, causal=True, B=2)

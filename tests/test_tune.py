@@ -10,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flashsmith import contention, tune
+from flashsmith import tune
 from flashsmith.choose import ALIKE, Candidate, choose
 from flashsmith.cli import main
 from flashsmith.errors import MeasuringBroken, NothingFound, UsageError, WrongResult
 from flashsmith.measure import Timing
-from flashsmith.measuring import Measurer
+from flashsmith.measuring import contention
+from flashsmith.measuring.process import Measurer
 from flashsmith.objective import Measured
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
@@ -24,8 +25,8 @@ from flashsmith.spec.problem import Problem
 from flashsmith.spec.record import read_records, record_path
 from flashsmith.spec.tile import ForwardTile
 
-from tests.measuring_works import Spec, gpu_with_bad_kernels, true_seconds
-from tests.test_rematch import Now
+from tests.measuring.test_rematch import Now
+from tests.measuring.works import Spec, gpu_with_bad_kernels, true_seconds
 
 GPU = find_gpu("a100")
 PROBLEM = Problem(dtype="bf16", d=64, Hq=2, Nq=256)

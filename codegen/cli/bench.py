@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from .. import show_bench
 from ..errors import UnknownGpu, UsageError
 from ..spec.gpu import Gpu, present_gpu, served_gpu
 from ..spec.problem import Pass
+from . import show_bench
 from .app import app
 from .options import CausalOption, DimOption, DtypeOption, GpuOption, JsonOption, Passes
 from .output import print_json
@@ -39,7 +39,7 @@ def bench(
     asked = problems(cast(Any, dtype), d, causal, _lengths(lengths))
     passes: tuple[Pass, ...] = ("forward", "backward") if which is Passes.both else (which.value,)
     if plot is not None:
-        from ..plot import check_plot, draw
+        from .plot import check_plot, draw
 
         check_plot(plot)
     rows = _measured(asked, passes, target, flex) if _is_here(target) else _predicted(asked, passes, target)

@@ -7,9 +7,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .. import show
 from ..spec.gpu import served_gpu
 from ..spec.problem import Problem
+from . import show
 from .app import app
 from .options import (
     BatchOption,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from .. import show
 from ..spec.gpu import served_gpu
 from ..spec.limits import blocks_per_sm
 from ..spec.problem import Problem
+from . import show
 from .app import app
 from .options import CausalOption, DimOption, DtypeOption, GpuOption, JsonOption, Kernel, SourceOption, TileOption
 from .output import print_json

@@ -9,13 +9,13 @@ from typing import Annotated, Any, cast
 import numpy as np
 import typer
 
-from ..console import print_lines, table
 from ..errors import UsageError
 from ..spec.gpu import Gpu, served_gpu
 from ..spec.kernel import KernelName, KernelSpec
 from ..spec.problem import Problem
 from ..spec.tile import tile_text
 from .app import app
+from .console import print_lines, table
 from .options import (
     BatchOption,
     CausalOption,

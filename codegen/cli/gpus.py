@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from .. import show
 from ..errors import UsageError
 from ..spec.gpu import GPUS, Gpu, present_gpu
+from . import show
 from .app import app
 from .options import JsonOption
 from .output import print_json

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from .. import paths, show
+from .. import paths
 from ..spec.gpu import GPUS, find_gpu
 from ..spec.record import read_records, record_path
+from . import show
 from .app import app
 from .options import JsonOption
 from .output import print_json

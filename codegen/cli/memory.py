@@ -7,9 +7,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .. import show_memory
 from ..spec.gpu import GPUS, find_gpu
 from ..spec.problem import Problem
+from . import show_memory
 from .app import app
 from .options import BatchOption, CausalOption, DimOption, DtypeOption, JsonOption, KvHeadsOption
 from .output import print_json

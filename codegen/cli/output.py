@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import show
 from ..errors import UsageError
+from . import show
 
 
 def write_text(text: str, language: str, output: Path | None) -> None:

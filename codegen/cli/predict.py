@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, cast
 
-from .. import show
 from ..spec.gpu import served_gpu
 from ..spec.problem import Problem
+from . import show
 from .app import app
 from .options import (
     BatchOption,

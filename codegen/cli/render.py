@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from .. import show
 from ..errors import UsageError
 from ..spec.gpu import served_gpu
 from ..spec.problem import Problem
 from ..spec.tile import parse_tile
+from . import show
 from .app import app
 from .options import CausalOption, DimOption, DtypeOption, Emit, GpuOption, JsonOption, Kernel, TileOption
 from .output import print_json, write_bytes, write_text

@@ -9,10 +9,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .. import paths, show
+from .. import paths
 from ..errors import UsageError
 from ..spec.gpu import served_gpu
 from ..spec.problem import Pass, Problem
+from . import show
 from .app import app
 from .options import (
     BatchOption,

@@ -9,10 +9,10 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ..console import print_lines, table
 from ..spec.gpu import served_gpu
 from ..spec.problem import Pass, Problem
 from .app import app
+from .console import print_lines, table
 from .options import CausalOption, DeterministicOption, DimOption, DtypeOption, GpuOption, JsonOption, Passes
 from .output import print_json
 

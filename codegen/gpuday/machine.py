@@ -70,7 +70,7 @@ def host_cost() -> dict[str, float]:
     """Measured: microseconds of the host in a warm call, PyTorch's dispatch and the driver's launch included."""
     import torch
 
-    from ..torch_op import attention
+    from ..operator.op import attention
 
     q = torch.randn(1, 8, 64, 64, dtype=torch.bfloat16, device="cuda")
     for _ in range(HOST_CALLS):

@@ -49,7 +49,7 @@ def random_tiles(kernel: KernelName, problem: Problem, gpu: Gpu, count: int, see
 def timed_tiles(kernel: str, count: int = COUNT) -> Iterator[dict[str, Any]]:
     """One line a tile: what ptxas says of it and its measured seconds, or why there are none."""
     from ..measure import Again
-    from ..trial import on_device
+    from ..measuring.trial import on_device
 
     name, gpu = cast(KernelName, kernel), present_gpu()
     for problem in PROBLEMS:

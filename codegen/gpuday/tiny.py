@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from ..torch_op import attention
+from ..operator.op import attention
 
 
 def main() -> int:

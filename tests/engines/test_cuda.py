@@ -376,7 +376,7 @@ def test_the_command_line_says_so_too(capsys: pytest.CaptureFixture[str], monkey
 
 UNTOUCHED = """
 import sys
-import flashsmith.engines.torch_tensors, flashsmith.tune, flashsmith.trial, flashsmith.measuring
+import flashsmith.engines.torch_tensors, flashsmith.tune, flashsmith.measuring.trial, flashsmith.measuring.process
 import torch
 assert not torch.cuda.is_initialized() and "cupy" not in sys.modules
 """

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flashsmith import trial
 from flashsmith.check import check
 from flashsmith.compile import Binary, compile_source
 from flashsmith.emulator import GlobalMemory, launch, parse
@@ -19,6 +18,7 @@ from flashsmith.engines.cuda import CudaEngine, CudaKernel
 from flashsmith.engines.engine import Tensor
 from flashsmith.errors import WrongResult
 from flashsmith.measure import Again, Timing, Try
+from flashsmith.measuring import trial
 from flashsmith.render import Source
 from flashsmith.run import run_forward
 from flashsmith.spec.defaults import default_tile

@@ -11,9 +11,9 @@ import flashsmith as fs
 import pytest
 import torch
 import torch._dynamo.testing
-from flashsmith import kernels
 from flashsmith.footprint import measure_forward
 from flashsmith.ledger import ledger
+from flashsmith.operator import kernels
 from flashsmith.spec.problem import Problem
 from torch import Tensor
 
@@ -208,7 +208,7 @@ def test_compiled_is_eager(device: torch.device) -> None:
 @pytest.mark.parametrize("how", ["contiguous", "transposed", "sliced"])
 def test_opcheck(how: str, device: torch.device) -> None:
     """PyTorch's own checks of a custom op: schema, fake strides, autograd registration (BUG-18)."""
-    from flashsmith.torch_op import _forward
+    from flashsmith.operator.op import _forward
 
     x = normal(device, 2, 4, 65, 64)
     made = {"contiguous": x, "transposed": x.transpose(1, 2).contiguous().transpose(1, 2), "sliced": x[:, :, 1:]}[how]

@@ -19,7 +19,8 @@ from flashsmith.engines.driver import find_device
 from flashsmith.errors import LaunchError, Rejected
 from flashsmith.load import load_pass
 from flashsmith.measure import Again, Try, floor_seconds
-from flashsmith.measuring import Measurer
+from flashsmith.measuring.process import Measurer
+from flashsmith.measuring.trial import on_device
 from flashsmith.predict import predict
 from flashsmith.render import Source, render
 from flashsmith.run import run_forward
@@ -28,7 +29,6 @@ from flashsmith.spec.gpu import Gpu, present_gpu
 from flashsmith.spec.kernel import KernelSpec
 from flashsmith.spec.problem import Problem
 from flashsmith.spec.tile import ForwardTile, Tile
-from flashsmith.trial import on_device
 from flashsmith.tune import tune_kernel
 from flashsmith.verify import MORE_SHAPES, of_tile, why_wrong
 from torch import Tensor

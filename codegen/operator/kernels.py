@@ -10,17 +10,17 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from .compile import Binary, compile_source
-from .engines.cuda import CudaEngine
-from .engines.engine import Engine
-from .engines.engine import Tensor as EngineTensor
-from .engines.torch_tensors import TorchEngine, torch_engine
+from ..compile import Binary, compile_source
+from ..engines.cuda import CudaEngine
+from ..engines.engine import Engine
+from ..engines.engine import Tensor as EngineTensor
+from ..engines.torch_tensors import TorchEngine, torch_engine
+from ..load import load_best
+from ..render import render
+from ..run import Forward, run_backward, run_forward
+from ..spec.kernel import FUSED, SPLIT, KernelName, KernelSpec
+from ..spec.problem import Problem
 from .inputs import KERNEL_DTYPES
-from .load import load_best
-from .render import render
-from .run import Forward, run_backward, run_forward
-from .spec.kernel import FUSED, SPLIT, KernelName, KernelSpec
-from .spec.problem import Problem
 from .tiled import Needs
 from .warm import Recorder, Replay, replay_of
 

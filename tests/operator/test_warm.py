@@ -16,9 +16,10 @@ from typing import Any
 import flashsmith as fs
 import pytest
 import torch
-from flashsmith import compile, kernels, lookup
+from flashsmith import compile, lookup
 from flashsmith.engines.cuda import CudaEngine
 from flashsmith.engines.torch_tensors import CudaTensors
+from flashsmith.operator import kernels
 from flashsmith.render import Source, render
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
@@ -26,7 +27,7 @@ from flashsmith.spec.kernel import ARG_BYTES, SIGNATURES, KernelName, KernelSpec
 from flashsmith.spec.problem import Problem
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import host_cost
 
 BF16 = torch.bfloat16

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from .compile import Binary
-from .engines.cuda import TORCH, CudaEngine, CudaKernel, packed
-from .engines.engine import Tensor, Value
+from ..compile import Binary
+from ..engines.cuda import TORCH, CudaEngine, CudaKernel, packed
+from ..engines.engine import Tensor, Value
 
 ALIGN = 16  # bytes that an input must start on to be read in place, as it was when it was recorded
 

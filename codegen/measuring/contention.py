@@ -9,8 +9,8 @@ from importlib import import_module
 
 from filelock import FileLock, Timeout
 
-from . import paths
-from .errors import UsageError
+from .. import paths
+from ..errors import UsageError
 
 IDLE_BYTES = 1 << 30  # that an idle device may have in use: a context or two of a display
 

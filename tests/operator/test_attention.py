@@ -9,7 +9,9 @@ import flashsmith as fs
 import numpy as np
 import pytest
 import torch
-from flashsmith import dispatch, reference, torch_op
+from flashsmith import reference
+from flashsmith.operator import dispatch
+from flashsmith.operator import op as torch_op
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 

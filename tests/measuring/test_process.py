@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 from flashsmith.errors import MeasuringBroken, Rejected
-from flashsmith.measuring import Measurer
+from flashsmith.measuring.process import Measurer
 
-from tests import measuring_works
+from tests.measuring import works
 
 GONE_S = 3.0  # after a timeout
 
 
 @pytest.fixture
 def measurer() -> Iterator[Measurer]:
-    with Measurer(measuring_works.obedient) as made:
+    with Measurer(works.obedient) as made:
         yield made
 
 
@@ -72,7 +72,7 @@ def test_a_hanging_candidate_is_killed(measurer: Measurer) -> None:
 
 
 def test_closing_ends_a_process_that_is_busy() -> None:
-    with Measurer(measuring_works.obedient, timeout_s=0.2) as measurer:
+    with Measurer(works.obedient, timeout_s=0.2) as measurer:
         pid, _, _ = measurer.ask(("echo", 0))
         with pytest.raises(Rejected, match="Timeout"):
             measurer.ask(("hang", 0))
@@ -87,19 +87,19 @@ def test_a_fault_of_the_work_itself_stops_the_run(measurer: Measurer, capfd: pyt
 
 
 def test_a_process_that_does_not_start_is_no_candidates_fault() -> None:
-    with Measurer(measuring_works.stillborn) as measurer, pytest.raises(MeasuringBroken, match="exit code 1"):
+    with Measurer(works.stillborn) as measurer, pytest.raises(MeasuringBroken, match="exit code 1"):
         measurer.ask(("echo", 0))
-    with Measurer(measuring_works.slow_to_start, start_s=1.5) as measurer:
+    with Measurer(works.slow_to_start, start_s=1.5) as measurer:
         with pytest.raises(MeasuringBroken, match=r"not ready after 1.5 s"):
             measurer.ask(("echo", 0))
         assert measurer._process is None
 
 
 PARENT = """
-from flashsmith.measuring import Measurer
-from tests import measuring_works
+from flashsmith.measuring.process import Measurer
+from tests.measuring import works
 if __name__ == "__main__":
-    measurer = Measurer(measuring_works.obedient)
+    measurer = Measurer(works.obedient)
     print(measurer.ask(("echo", 0))[0], flush=True)
     try:
         measurer.ask(("hang", 0))

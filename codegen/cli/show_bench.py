@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .bench import Row, peak_tflops
+from ..bench import Row, peak_tflops
+from ..spec.gpu import Gpu
 from .console import print_lines, table
-from .spec.gpu import Gpu
 
 
 def rows(found: Sequence[Row], gpu: Gpu) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import flashsmith as fs
 import pytest
 import torch
-from flashsmith import kernels
+from flashsmith.operator import kernels
 from flashsmith.run import MAKES
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .errors import FlashsmithError, LaunchError, MeasuringBroken, Rejected
+from ..errors import FlashsmithError, LaunchError, MeasuringBroken, Rejected
 
 Work = Callable[[Any], Any]  # answers one request; raises FlashsmithError for what is wrong with a candidate
 

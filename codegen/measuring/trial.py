@@ -10,20 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from .check import Bits
-from .compile import Binary
+from ..check import Bits
+from ..compile import Binary
+from ..engines.engine import Engine, Tensor
+from ..errors import LaunchError, WrongResult
+from ..measure import Again, Clock, Timing, Try, launcher, measure, sample
+from ..predict import sizes_of
+from ..run import Forward, Sizes, run_forward
+from ..spec.defaults import default_tile
+from ..spec.dtype import round_to
+from ..spec.gpu import Gpu
+from ..spec.kernel import STATS, KernelName
+from ..spec.problem import Problem
+from ..verify import MORE_SHAPES, of_tile, why_wrong
 from .contention import neighbours
-from .engines.engine import Engine, Tensor
-from .errors import LaunchError, WrongResult
-from .measure import Again, Clock, Timing, Try, launcher, measure, sample
-from .predict import sizes_of
-from .run import Forward, Sizes, run_forward
-from .spec.defaults import default_tile
-from .spec.dtype import round_to
-from .spec.gpu import Gpu
-from .spec.kernel import STATS, KernelName
-from .spec.problem import Problem
-from .verify import MORE_SHAPES, of_tile, why_wrong
 
 BLOCK = (1 << 20) - 3  # random numbers that are repeated to fill a tensor; odd, so that no two heads are alike
 VERSION_FILE = Path("/proc/driver/nvidia/version")
@@ -101,9 +101,9 @@ def on_device(kernel: KernelName, problem: Problem, gpu: Gpu, index: int) -> Ben
     shared = neighbours(index)  # before there is a context of ours
     if shared:
         warnings.warn(f"the GPU is shared with {shared}: times will be worth less.", stacklevel=2)
-    from .engines.clock import CudaClock
-    from .engines.cuda import CudaEngine
-    from .engines.driver import cuda_device
+    from ..engines.clock import CudaClock
+    from ..engines.cuda import CudaEngine
+    from ..engines.driver import cuda_device
 
     device = cuda_device(index)
     engine = CudaEngine(device)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flashsmith.errors import Rejected
 from flashsmith.measure import Again, Try, timing_of
+from flashsmith.measuring.rematch import FINALISTS, ROUNDS, SAMPLES, rematch
 from flashsmith.objective import Measured
-from flashsmith.rematch import FINALISTS, ROUNDS, SAMPLES, rematch
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelSpec

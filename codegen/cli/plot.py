@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .bench import OURS, Row, series
-from .errors import UsageError
-from .spec.gpu import Gpu
+from ..bench import OURS, Row, series
+from ..errors import UsageError
+from ..spec.gpu import Gpu
 
 FORMATS = (".png", ".svg")
 

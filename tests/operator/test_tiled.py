@@ -9,10 +9,10 @@ import pytest
 import torch
 from flashsmith import reference
 from flashsmith.check import FACTOR, FLOOR
+from flashsmith.operator.tiled import tiled_backward, tiled_forward
 from flashsmith.plain import plain_attention
 from flashsmith.spec.dtype import EPSILON, round_to, widen
 from flashsmith.spec.problem import Dtype
-from flashsmith.tiled import tiled_backward, tiled_forward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMES = ("O", "m", "l", "dQ", "dK", "dV")

@@ -7,8 +7,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from . import dispatch
-from .errors import UsageError
 from .inputs import autocast, check_alike, check_are_tensors, check_no_tangents, check_scale, check_shapes
 from .tiled import wide_dtype
 
@@ -65,8 +65,12 @@ def attention(
     return O, m + torch.log(torch.where(l == 0, 1, l))  # -inf + 0 where a row sees no key, and no 1/0 in the gradient
 
 
+# The package; doctest imports this file under the name of its folder as well.
+NAMESPACE = (__package__ or "flashsmith").partition(".")[0]
+
+
 @torch.library.custom_op(
-    f"{__package__}::attention_forward",  # doctest imports this file under the name of its folder as well
+    f"{NAMESPACE}::attention_forward",
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, float? scale, bool causal, bool bnhd, bool deterministic)"
     " -> (Tensor, Tensor, Tensor)",
@@ -79,7 +83,7 @@ def _forward(
 
 
 @torch.library.custom_op(
-    f"{__package__}::attention_backward",
+    f"{NAMESPACE}::attention_backward",
     mutates_args=(),
     schema="(Tensor dO, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor O, Tensor m, Tensor l, float? scale,"
     " bool causal, bool bnhd, bool deterministic, bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)",

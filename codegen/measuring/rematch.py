@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Generic, TypeVar
 
-from .errors import Rejected
+from ..errors import Rejected
 
 FINALISTS = 5
 ROUNDS = 9  # odd, so that the median is a round that took place

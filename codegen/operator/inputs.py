@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .errors import BadProblem, UsageError
-from .spec.problem import Dtype, check_head_dim
+from ..errors import BadProblem, UsageError
+from ..spec.problem import Dtype, check_head_dim
 
 KERNEL_DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 DTYPES = (*KERNEL_DTYPES, torch.float32, torch.float64)  # float32 and float64: on the tiled path only

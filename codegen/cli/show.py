@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.syntax import Syntax
 
+from ..spec.gpu import Gpu
+from ..spec.problem import Problem
+from ..spec.tile import tile_text
 from .console import print_lines as _print
 from .console import table as _table
-from .spec.gpu import Gpu
-from .spec.problem import Problem
-from .spec.tile import tile_text
 
 if TYPE_CHECKING:
-    from .check import Verdict
-    from .objective import Candidate
-    from .predict import Prediction
-    from .spec.record import Record
-    from .tune import Tuned
+    from ..check import Verdict
+    from ..objective import Candidate
+    from ..predict import Prediction
+    from ..spec.record import Record
+    from ..tune import Tuned
 
 
 def code(text: str, language: str) -> None:

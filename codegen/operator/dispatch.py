@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .errors import UsageError
+from ..errors import UsageError
 from .tiled import Needs, tiled_backward, tiled_forward
 
 ENGINES = ("cuda", "emulator", "torch")
