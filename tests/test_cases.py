@@ -275,6 +275,14 @@ def test_a_forward_writes_exactly_o_m_and_l(Nq: int, Nk: int, causal: bool) -> N
     assert report.global_written_bytes == 2 * Nq * (64 * 2 + 4 + 4)
 
 
+def test_a_forward_reads_q_k_and_v_once_a_query_tile() -> None:
+    """Of rows that exist, and nothing else: 128 bytes each at d = 64."""
+    q, k, v = normal(23, (1, 2, 100, 64), (1, 2, 300, 64), (1, 2, 300, 64))
+    got = attend(q, k, v)
+    (report,) = (report for name, report in got.engine.reports if name == "forward")
+    assert report.global_read_bytes == 2 * (100 + 2 * 300) * 128
+
+
 @pytest.mark.parametrize("N", [128, 256, 512])
 def test_a_backward_writes_nothing_that_grows_as_n_times_n(N: int) -> None:
     """Split: dQ, dK, dV and three statistics for each row, rows counted in whole 128."""

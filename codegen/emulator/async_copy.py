@@ -113,6 +113,7 @@ def copy_async(
             if count:  # what is not read is not checked
                 offset[part], _ = access.in_global(source, int(count), active[part], at, size)
     access.counters.async_copied_bytes += size * active.size
+    access.counters.global_read_bytes += size * active.size if amount is None else int(amount.sum())
     access.batch.copies.add(active + access.low, to, offset, size, amount)
 
 

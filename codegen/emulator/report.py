@@ -31,7 +31,7 @@ class Report:
 
     instructions: dict[str, int]
     global_read_bytes: int
-    """Bytes that `ld` requested (cp.async and atomics not included)."""
+    """Bytes that `ld` requested and cp.async read; atomics are not included."""
     global_written_bytes: int
     """Bytes that `st` wrote, and 4 to 16 for each `red` and `atom` (those are in `atomic_bytes` too)."""
     atomic_bytes: int

@@ -79,7 +79,7 @@ def test_bytes_are_told_apart_by_buffer():
 
 
 def test_bytes_of_atomics_and_async_copies_stand_apart():
-    """They are no loads; atomics count among the bytes written."""
+    """Atomics count among the bytes written, copies among the bytes read, as far as they are not filled with zeros."""
     report = count(
         """
         mad.wide.u32 %rd2, %r0, 16, %rd0;
@@ -89,14 +89,15 @@ def test_bytes_of_atomics_and_async_copies_stand_apart():
         st.global.u64 [%rd1+16], %rd4;
         cp.async.cg.shared.global [%r2], [%rd2], 16;
         cp.async.ca.shared.global [%r2+1024], [%rd2], 8;
+        cp.async.cg.shared.global [%r2+2048], [%rd2], 16, 4;
         cp.async.wait_all;
     """,
         block=64,
     )
     assert report.atomic_bytes == 64 * (4 + 8)
-    assert report.async_copied_bytes == 64 * (16 + 8)
+    assert report.async_copied_bytes == 64 * (16 + 8 + 16)
     assert report.global_written_bytes == 64 * 8 + report.atomic_bytes  # atomics write too
-    assert report.global_read_bytes == 0
+    assert report.global_read_bytes == 64 * (16 + 8 + 4)
 
 
 # ---- instructions ------------------------------------------------------------------------------------------------
