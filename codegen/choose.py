@@ -54,9 +54,10 @@ def choose(
 ) -> Winner:
     """The fastest tile of `kernel` among at most `trials` different legal ones, by the times of `objective`.
 
-    The default tile comes first, then those of `first` and the published ones, then what TPE suggests. Illegal tiles
-    and repeats cost no trial. Times are predicted unless `objective` makes others. `verify` says why a kernel is wrong,
-    or "": the fastest that it accepts wins. Raises NothingFound, early if every candidate fails alike.
+    The default tile comes first, without and with spills, then those of `first`, then the published ones, then what TPE
+    suggests. Illegal tiles and repeats cost no trial. Times are predicted unless `objective` makes others. `verify`
+    says why a kernel is wrong, or "": the fastest that it accepts wins. Raises NothingFound, early if every candidate
+    fails alike.
     """
     search = _Search(kernel, problem, gpu, trials, seed, first)
     candidates: list[Candidate] = []
@@ -101,7 +102,8 @@ class _Search:
         default = default_tile(kernel, problem, gpu)
         self._choices = _with(default, choices(kernel, problem))
         self._flags = {name for name, value in asdict(default).items() if isinstance(value, bool)}
-        for tile in (default, *first, *published_tiles(kernel, problem, gpu)):
+        bold = default_tile(kernel, problem, gpu, spilling=True)
+        for tile in (default, bold, *first, *published_tiles(kernel, problem, gpu)):
             values = {name: int(value) for name, value in asdict(tile).items()}
             if all(values[name] in allowed for name, allowed in self._choices.items()):
                 self._study.enqueue_trial(values, skip_if_exists=True)

@@ -19,14 +19,16 @@ Tile = TypeVar("Tile", KeyBlockTile, QueryBlockTile)
 _LARGE_SMEM = 144 * 1024  # bytes of a block: data-centre parts have more, the others 99 KB
 
 
-def default_key_block(kernel: KeyBlockKernel, dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> KeyBlockTile:
-    """A tile of `fused` or `dkdv` that fits `gpu`, chosen without compiling anything."""
-    return _first_legal(kernel, dtype, d, causal, gpu, _key_blocks(kernel, d, gpu))
+def default_key_block(
+    kernel: KeyBlockKernel, dtype: Dtype, d: int, causal: bool, gpu: Gpu, *, spilling: bool = False
+) -> KeyBlockTile:
+    """A tile of `fused` or `dkdv` that fits `gpu`, chosen without compiling anything; it may spill if `spilling`."""
+    return _first_legal(kernel, dtype, d, causal, gpu, _key_blocks(kernel, d, gpu), spilling)
 
 
-def default_query_block(dtype: Dtype, d: int, causal: bool, gpu: Gpu) -> QueryBlockTile:
-    """A tile of `dq` that fits `gpu`, chosen without compiling anything."""
-    return _first_legal("dq", dtype, d, causal, gpu, _query_blocks())
+def default_query_block(dtype: Dtype, d: int, causal: bool, gpu: Gpu, *, spilling: bool = False) -> QueryBlockTile:
+    """A tile of `dq` that fits `gpu`, chosen without compiling anything; it may spill if `spilling`."""
+    return _first_legal("dq", dtype, d, causal, gpu, _query_blocks(), spilling)
 
 
 def published_key_block(d: int, gpu: Gpu) -> tuple[KeyBlockTile, ...]:
@@ -58,13 +60,19 @@ def _fa2(Br: int, Bc: int, *, row_split: int, v_regs: bool = False, stages: int 
 
 
 def _first_legal(
-    kernel: Literal["fused", "dkdv", "dq"], dtype: Dtype, d: int, causal: bool, gpu: Gpu, tiles: Iterable[Tile]
+    kernel: Literal["fused", "dkdv", "dq"],
+    dtype: Dtype,
+    d: int,
+    causal: bool,
+    gpu: Gpu,
+    tiles: Iterable[Tile],
+    spilling: bool,
 ) -> Tile:
     """The first tile that breaks no limit and leaves room for its min_blocks; the lists end in one that always does."""
     for tile in tiles:
         spec = KernelSpec(kernel=kernel, dtype=dtype, d=d, causal=causal, tile=tile, sm=gpu.sm)
         together = tile.min_blocks * (smem_bytes(spec) + RESERVED_SMEM)
-        if together <= gpu.smem_sm_bytes and why_illegal(spec, gpu) is None and not spills(spec):
+        if together <= gpu.smem_sm_bytes and why_illegal(spec, gpu) is None and (spilling or not spills(spec)):
             return tile
     raise AssertionError(f"the last tile fits every part, {gpu.key} too")
 

@@ -10,16 +10,21 @@ from .problem import Problem
 from .tile import RowTile, Tile
 
 
-def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu) -> Tile:
-    """A tile that fits `gpu`, chosen without compiling anything."""
+def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu, *, spilling: bool = False) -> Tile:
+    """A tile that fits `gpu`, chosen without compiling anything.
+
+    With `spilling` the best by the same arithmetic, even where ptxas is known to spill a few registers: it may be
+    faster all the same, so a search tries it.
+    """
+    dtype, d, causal = problem.dtype, problem.d, problem.causal
     if kernel == "forward":
-        return default_forward(problem.dtype, problem.d, problem.causal, gpu)
+        return default_forward(dtype, d, causal, gpu, spilling=spilling)
     if kernel == "dq":
-        return default_query_block(problem.dtype, problem.d, problem.causal, gpu)
+        return default_query_block(dtype, d, causal, gpu, spilling=spilling)
     if kernel == "delta":
         return RowTile()
     of = "fused" if kernel == "convert" else kernel  # convert reads what fused accumulates
-    return default_key_block(of, problem.dtype, problem.d, problem.causal, gpu)
+    return default_key_block(of, dtype, d, causal, gpu, spilling=spilling)
 
 
 def published_tiles(kernel: KernelName, problem: Problem, gpu: Gpu) -> tuple[Tile, ...]:
