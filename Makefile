@@ -3,7 +3,7 @@
 PYTHON ?= python3
 GPU ?= a100
 OUT ?= gpuday
-TRIALS ?= 40
+TRIALS ?= 60
 
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .errors import NothingFound
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
 AHEAD = 2 * WORKERS  # trials asked for before the oldest is told; fixed, so that the seed alone fixes the search
-GIVE_UP = 300  # suggestions in a row that bring nothing new: the space is as good as exhausted
+REPEATS = 20  # suggestions in a row that bring nothing new, after which a neighbour of the best tile is taken
 STARTUP = 10  # trials before TPE models anything
 ALIKE = 10  # failures in a row, of one kind and with nothing valid before them, that end a search
 
@@ -55,9 +57,9 @@ def choose(
     """The fastest tile of `kernel` among at most `trials` different legal ones, by the times of `objective`.
 
     The default tile comes first, without and with spills, then those of `first`, then the published ones, then what TPE
-    suggests. Illegal tiles and repeats cost no trial. Times are predicted unless `objective` makes others. `verify`
-    says why a kernel is wrong, or "": the fastest that it accepts wins. Raises NothingFound, early if every candidate
-    fails alike.
+    suggests, or a neighbour of the best where TPE repeats itself. Illegal tiles and repeats cost no trial. Times are
+    predicted unless `objective` makes others. `verify` says why a kernel is wrong, or "": the fastest that it accepts
+    wins. Raises NothingFound, early if every candidate fails alike.
     """
     search = _Search(kernel, problem, gpu, trials, seed, first)
     candidates: list[Candidate] = []
@@ -98,32 +100,37 @@ class _Search:
         self._study = optuna.create_study(direction="minimize", sampler=sampler)
         self._kernel, self._problem, self._gpu = kernel, problem, gpu
         self._left = trials
-        self._seen: set[Tile] = set()
+        self._best: tuple[float, Tile] | None = None
         default = default_tile(kernel, problem, gpu)
         self._choices = _with(default, choices(kernel, problem))
         self._flags = {name for name, value in asdict(default).items() if isinstance(value, bool)}
+        combinations = (dict(zip(self._choices, values, strict=True)) for values in product(*self._choices.values()))
+        tiles = (self._tile(values) for values in combinations)
+        self._untried = [tile for tile in tiles if not why_illegal(self._spec(tile), gpu)]
+        random.Random(seed).shuffle(self._untried)
         bold = default_tile(kernel, problem, gpu, spilling=True)
         for tile in (default, bold, *first, *published_tiles(kernel, problem, gpu)):
-            values = {name: int(value) for name, value in asdict(tile).items()}
-            if all(values[name] in allowed for name, allowed in self._choices.items()):
-                self._study.enqueue_trial(values, skip_if_exists=True)
+            if tile in self._untried:
+                self._enqueue(tile)
 
     def ask(self) -> tuple[optuna.Trial, Tile] | None:
         """A legal tile that was not given out before; None when the trials or the space are used up."""
         from optuna.trial import TrialState
 
-        for _ in range(GIVE_UP if self._left else 0):
+        repeats = 0
+        while self._left and self._untried:
             trial = self._study.ask()
             tile = self._suggest(trial)
-            if tile in self._seen:
-                self._study.tell(trial, state=TrialState.FAIL)  # TPE does not look at failed trials
-            elif why_illegal(KernelSpec.of(self._kernel, self._problem, tile, self._gpu.sm), self._gpu):
-                self._seen.add(tile)
-                self._study.tell(trial, state=TrialState.PRUNED)  # TPE learns to stay away
-            else:
-                self._seen.add(tile)
+            if tile in self._untried:
+                self._untried.remove(tile)
                 self._left -= 1
                 return trial, tile
+            # TPE does not look at failed trials; from what is pruned, the illegal, it learns to stay away.
+            legal = not why_illegal(self._spec(tile), self._gpu)
+            self._study.tell(trial, state=TrialState.FAIL if legal else TrialState.PRUNED)
+            repeats += 1
+            if repeats == REPEATS:
+                self._enqueue(self._neighbour())
         return None
 
     def tell(self, trial: optuna.Trial, candidate: Candidate) -> None:
@@ -134,6 +141,8 @@ class _Search:
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
             self._study.tell(trial, candidate.time.seconds)
+            if self._best is None or candidate.time.seconds < self._best[0]:
+                self._best = candidate.time.seconds, candidate.tile
 
     def _suggest(self, trial: optuna.Trial) -> Tile:
         values: dict[str, Any] = {}
@@ -143,9 +152,22 @@ class _Search:
                 values[name] = trial.suggest_int(name, allowed[0], allowed[-1], step=step)
             else:
                 values[name] = int(trial.suggest_categorical(name, list(allowed)))
-        for name in values.keys() & self._flags:
-            values[name] = bool(values[name])
-        return TILE_OF[self._kernel](**values)
+        return self._tile(values)
+
+    def _neighbour(self) -> Tile:
+        """Of the tiles not tried yet, one that differs from the best in the fewest fields."""
+        best = asdict(self._best[1] if self._best else self._untried[0])
+        return min(self._untried, key=lambda tile: sum(best[name] != value for name, value in asdict(tile).items()))
+
+    def _enqueue(self, tile: Tile) -> None:
+        self._study.enqueue_trial({name: int(value) for name, value in asdict(tile).items()}, skip_if_exists=True)
+
+    def _tile(self, values: Mapping[str, int]) -> Tile:
+        exact: dict[str, Any] = {name: bool(value) if name in self._flags else value for name, value in values.items()}
+        return TILE_OF[self._kernel](**exact)
+
+    def _spec(self, tile: Tile) -> KernelSpec:
+        return KernelSpec.of(self._kernel, self._problem, tile, self._gpu.sm)
 
 
 def _with(tile: Tile, allowed: Choices) -> Choices:

@@ -87,8 +87,18 @@ def test_a_space_that_is_used_up_ends_the_search(monkeypatch: pytest.MonkeyPatch
     """Far more trials than tiles: each is measured once, and the search ends by itself (BUG-36)."""
     few = {name: values[:2] for name, values in choices("forward", PROBLEM).items()}
     monkeypatch.setattr("flashsmith.choose.choices", lambda kernel, problem: few)
+    legal = len(_Search("forward", PROBLEM, GPU, 1, 0)._untried)
     tried = explore("forward", 500)
-    assert 1 < len(tried) == len(set(tried)) <= 3 ** len(few)  # two of ours and the default's
+    assert 1 < len(tried) == len(set(tried)) == legal <= 3 ** len(few)  # two of ours and the default's
+
+
+def test_every_trial_is_used_while_tiles_are_left() -> None:
+    """TPE repeats itself around the best it knows; then a neighbour of it is tried instead."""
+    tried = explore("fused", 80)
+    assert len(tried) == len(set(tried)) == 80
+    best = min(tried, key=landscape)
+    near = [tile for tile in tried if sum(getattr(tile, f) != getattr(best, f) for f in tile.short) == 1]
+    assert len(near) >= 5
 
 
 def test_tpe_finds_the_valley() -> None:
