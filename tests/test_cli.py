@@ -53,7 +53,10 @@ def test_emit_ptx_and_sass(capsys: pytest.CaptureFixture[str]) -> None:
     status, ptx, _ = run(capsys, "render", "delta", *D64, "--emit", "ptx")
     assert status == 0 and ".visible .entry delta(" in ptx
     status, sass, _ = run(capsys, "render", "delta", *D64, "--emit", "sass")
-    assert (status == 0 and "EXIT" in sass and "const View<T> O".replace("T>", "const T>") in sass) or "shfl" in sass
+    lines = sass.splitlines()
+    assert status == 0 and any(line.endswith("EXIT") or " EXIT" in line for line in lines)
+    source = next(n for n, line in enumerate(lines) if "sum += o0 * g0 + o1 * g1;" in line)
+    assert any("FFMA" in line for line in lines[source : source + 8])  # the machine code stands under its source line
 
 
 def test_emit_cubin_is_what_nvdisasm_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -90,8 +93,6 @@ def test_an_edited_source_stands_in(capsys: pytest.CaptureFixture[str], tmp_path
     file.write_text(text.replace("// forward_bf16", "// my own forward_bf16"))
     assert run(capsys, "check", "forward", *D64, "--nq", "40", "--source", str(file))[0] == 0
     assert run(capsys, "compile", "forward", *D64, "--source", str(file))[0] == 0
-    wrong = text.replace("m[", "l[", 1)
-    assert wrong != text
     file.write_text(text.replace("ex2.approx.ftz.f32", "lg2.approx.ftz.f32"))
     status, out, _ = run(capsys, "check", "forward", *D64, "--nq", "40", "--source", str(file))
     assert status == 1 and "WRONG" in out

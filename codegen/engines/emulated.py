@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -58,14 +59,10 @@ class EmulatedEngine:
         self.reports.append((kernel.name, report))
 
 
-_parsed: dict[str, Kernel] = {}
-
-
+@lru_cache(maxsize=128)
 def _kernel(ptx: str, name: str) -> Kernel:
-    """Parsing and lowering cost more than a small launch, so they are done once a text."""
-    if ptx not in _parsed:
-        _parsed[ptx] = parse(ptx).kernels[name]
-    return _parsed[ptx]
+    """Parsing and lowering cost more than a small launch, so they are done once a text, for the latest texts."""
+    return parse(ptx).kernels[name]
 
 
 def _contiguous(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
