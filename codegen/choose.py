@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .errors import NothingFound
 from .objective import WORKERS, Candidate, Objective, Pending, Predicted, Time
 from .spec.defaults import default_tile, published_tiles
 from .spec.gpu import Gpu
-from .spec.kernel import TILE_OF, KernelName, KernelSpec
+from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import why_illegal
 from .spec.problem import Problem
+from .spec.space import choices, legal_tiles, tile_of
 from .spec.tile import Tile
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ AHEAD = 2 * WORKERS  # trials asked for before the oldest is told; fixed, so tha
 REPEATS = 20  # suggestions in a row that bring nothing new, after which a neighbour of the best tile is taken
 STARTUP = 10  # trials before TPE models anything
 ALIKE = 10  # failures in a row, of one kind and with nothing valid before them, that end a search
-
-Choices = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +100,8 @@ class _Search:
         self._left = trials
         self._best: tuple[float, Tile] | None = None
         default = default_tile(kernel, problem, gpu)
-        self._choices = _with(default, choices(kernel, problem))
-        self._flags = {name for name, value in asdict(default).items() if isinstance(value, bool)}
-        combinations = (dict(zip(self._choices, values, strict=True)) for values in product(*self._choices.values()))
-        tiles = (self._tile(values) for values in combinations)
-        self._untried = [tile for tile in tiles if not why_illegal(self._spec(tile), gpu)]
+        self._choices = choices(kernel, problem, gpu)
+        self._untried = list(legal_tiles(kernel, problem, gpu))
         random.Random(seed).shuffle(self._untried)
         bold = default_tile(kernel, problem, gpu, spilling=True)
         for tile in (default, bold, *first, *published_tiles(kernel, problem, gpu)):
@@ -152,7 +147,7 @@ class _Search:
                 values[name] = trial.suggest_int(name, allowed[0], allowed[-1], step=step)
             else:
                 values[name] = int(trial.suggest_categorical(name, list(allowed)))
-        return self._tile(values)
+        return tile_of(self._kernel, values)
 
     def _neighbour(self) -> Tile:
         """Of the tiles not tried yet, one that differs from the best in the fewest fields."""
@@ -162,36 +157,8 @@ class _Search:
     def _enqueue(self, tile: Tile) -> None:
         self._study.enqueue_trial({name: int(value) for name, value in asdict(tile).items()}, skip_if_exists=True)
 
-    def _tile(self, values: Mapping[str, int]) -> Tile:
-        exact: dict[str, Any] = {name: bool(value) if name in self._flags else value for name, value in values.items()}
-        return TILE_OF[self._kernel](**exact)
-
     def _spec(self, tile: Tile) -> KernelSpec:
         return KernelSpec.of(self._kernel, self._problem, tile, self._gpu.sm)
-
-
-def _with(tile: Tile, allowed: Choices) -> Choices:
-    """The same choices, and those of `tile`: a default that the search cannot express would never be compared."""
-    return {name: sorted({*values, int(getattr(tile, name))}) for name, values in allowed.items()}
-
-
-def choices(kernel: KernelName, problem: Problem) -> Choices:
-    """The values that each field of a kernel's tile may take; limits.why_illegal says which combinations fit."""
-    steps = problem.d // 16
-    if kernel == "forward":
-        return {
-            "Br": (64, 128, 192, 256), "Bc": tuple(range(16, 177, 16)), "warps": (4, 8),
-            "q_steps": tuple(sorted({0, steps // 2, steps})), "lazy": (0, 1), "min_blocks": (1, 2, 3),
-        }  # fmt: skip
-    if kernel == "dq":
-        return {
-            "Br": (32, 64, 128, 256), "Bc": (16, 32, 48, 64, 80, 96, 112, 128), "warps": (4, 8), "slice": (0, 16, 32),
-            "stages": (1, 2), "q_regs": (0, 1), "weave": (0, 1), "min_blocks": (1, 2),
-        }  # fmt: skip
-    return {
-        "Br": (32, 64, 128), "Bc": (32, 64, 96, 128), "warps": (4, 8), "row_split": (1, 2, 4), "slice": (0, 16, 32),
-        "stages": (1, 2), "v_regs": (0, 1), "weave": (0, 1), "min_blocks": (1, 2),
-    }  # fmt: skip
 
 
 def _best(

@@ -11,19 +11,17 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any, cast
 
-from ..choose import choices
 from ..compile import Binary, compile_source
 from ..errors import CompileError, FlashsmithError
 from ..render import render
 from ..spec.gpu import Gpu, present_gpu
-from ..spec.kernel import TILE_OF, KernelName, KernelSpec
-from ..spec.limits import why_illegal
+from ..spec.kernel import KernelName, KernelSpec
 from ..spec.problem import Problem
+from ..spec.space import legal_tiles
 from ..spec.tile import Tile
 
 COUNT = 60  # tiles of each kernel, half of them for each problem
 SAMPLES = 10  # launches timed of each
-DRAWS = 4000  # at most, for that many legal ones
 COMPILERS = 8  # processes, at most: NVRTC holds a lock of its own, so threads would wait for each other
 
 PROBLEMS = (
@@ -33,17 +31,9 @@ PROBLEMS = (
 
 
 def random_tiles(kernel: KernelName, problem: Problem, gpu: Gpu, count: int, seed: int = 0) -> tuple[Tile, ...]:
-    """`count` different legal tiles, or as many as `DRAWS` draws find; the same for the same seed."""
-    draw, allowed, found = random.Random(seed), choices(kernel, problem), dict[Tile, None]()
-    flags = {f for f, kind in TILE_OF[kernel].__annotations__.items() if kind == "bool"}
-    for _ in range(DRAWS):
-        values: dict[str, Any] = {name: draw.choice(list(options)) for name, options in allowed.items()}
-        tile = TILE_OF[kernel](**{name: bool(v) if name in flags else v for name, v in values.items()})
-        if why_illegal(KernelSpec.of(kernel, problem, tile, gpu.sm), gpu) is None:
-            found[tile] = None
-        if len(found) == count:
-            break
-    return tuple(found)
+    """`count` different legal tiles, or all if there are fewer; the same for the same seed."""
+    tiles = legal_tiles(kernel, problem, gpu)
+    return tuple(random.Random(seed).sample(tiles, min(count, len(tiles))))
 
 
 def timed_tiles(kernel: str, count: int = COUNT) -> Iterator[dict[str, Any]]:

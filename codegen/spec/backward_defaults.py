@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal, TypeVar
 
-from .gpu import RESERVED_SMEM, Gpu
+from .gpu import Gpu
 from .kernel import KernelSpec
-from .limits import smem_bytes, why_illegal
+from .limits import why_illegal
 from .problem import Dtype
 from .spills import spills
 from .tile import KeyBlockTile, QueryBlockTile
@@ -68,11 +68,10 @@ def _first_legal(
     tiles: Iterable[Tile],
     spilling: bool,
 ) -> Tile:
-    """The first tile that breaks no limit and leaves room for its min_blocks; the lists end in one that always does."""
+    """The first tile that breaks no limit; the lists end in one that always fits."""
     for tile in tiles:
         spec = KernelSpec(kernel=kernel, dtype=dtype, d=d, causal=causal, tile=tile, sm=gpu.sm)
-        together = tile.min_blocks * (smem_bytes(spec) + RESERVED_SMEM)
-        if together <= gpu.smem_sm_bytes and why_illegal(spec, gpu) is None and (spilling or not spills(spec)):
+        if why_illegal(spec, gpu) is None and (spilling or not spills(spec)):
             return tile
     raise AssertionError(f"the last tile fits every part, {gpu.key} too")
 

@@ -132,28 +132,34 @@ def _why_bad_shape(spec: KernelSpec) -> str | None:
 
 
 def _why_too_large(spec: KernelSpec, gpu: Gpu) -> str | None:
-    tile, need = spec.tile, smem_bytes(spec)
+    need = smem_bytes(spec)
     if need > gpu.smem_block_bytes:
         return (
             f"{spec.key} needs {need} B of shared memory; {gpu.key} gives a block {gpu.smem_block_bytes} B. "
             "Use a smaller Br or Bc, or one stage."
         )
+    return _why_too_many(spec, gpu)
+
+
+def _why_too_many(spec: KernelSpec, gpu: Gpu) -> str | None:
+    """Whether min_blocks blocks of a kernel share an SM, by each of its resources.
+
+    The registers of the backward kernels are a matter of their shape.
+    """
+    tile, min_blocks = spec.tile, getattr(spec.tile, "min_blocks", 1)
+    blocks = f"{spec.key}: min_blocks={min_blocks}"
     if isinstance(tile, ForwardTile):
-        return _why_too_many(spec, tile, gpu)
-    return None
-
-
-def _why_too_many(spec: KernelSpec, tile: ForwardTile, gpu: Gpu) -> str | None:
-    """Whether min_blocks blocks of a forward kernel share an SM, by each of its resources."""
-    blocks = f"{spec.key}: min_blocks={tile.min_blocks}"
-    given = min(MAX_REGISTERS, REGISTERS_PER_SM // (spec.threads * tile.min_blocks) // 8 * 8)
-    need = forward_registers(spec, tile)
-    if need > given:
-        return f"{blocks} leave {given} registers a thread, and it needs about {need}. Use a smaller Br, Bc or q_steps."
-    need, given = tile.min_blocks * (smem_bytes(spec) + RESERVED_SMEM), gpu.smem_sm_bytes
+        given = min(MAX_REGISTERS, REGISTERS_PER_SM // (spec.threads * min_blocks) // 8 * 8)
+        need = forward_registers(spec, tile)
+        if need > given:
+            return (
+                f"{blocks} leave {given} registers a thread, and it needs about {need}. "
+                "Use a smaller Br, Bc or q_steps."
+            )
+    need, given = min_blocks * (smem_bytes(spec) + RESERVED_SMEM), gpu.smem_sm_bytes
     if need > given:
         return f"{blocks} need {need} B of shared memory; an SM of {gpu.key} has {given} B. Use a smaller Br or Bc."
-    need, given = tile.min_blocks * spec.threads, gpu.threads_sm
+    need, given = min_blocks * spec.threads, gpu.threads_sm
     if need > given:
         return f"{blocks} have {need} threads; an SM of {gpu.key} holds {given}. Use fewer warps."
     return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 
 import pytest
-from flashsmith.choose import choices
 from flashsmith.errors import UsageError
 from flashsmith.render import render
 from flashsmith.spec.defaults import default_tile
@@ -14,6 +14,7 @@ from flashsmith.spec.gpu import GPUS, Gpu, find_gpu
 from flashsmith.spec.kernel import KERNELS, TILE_OF, KernelName, KernelSpec
 from flashsmith.spec.limits import blocks_per_sm, buffers, smem_bytes, why_illegal
 from flashsmith.spec.problem import Problem
+from flashsmith.spec.space import choices, legal_tiles
 from flashsmith.spec.tile import ForwardTile
 
 A100, RTX4090 = find_gpu("a100"), find_gpu("rtx4090")
@@ -21,17 +22,9 @@ A100, RTX4090 = find_gpu("a100"), find_gpu("rtx4090")
 
 def sample(kernel: KernelName, d: int, gpu: Gpu, count: int) -> list[KernelSpec]:
     """Legal tiles from all over a kernel's space."""
-    import random
-
     problem = Problem(dtype="bf16", d=d)
-    values = choices(kernel, problem)
-    dice, found = random.Random(d), []
-    while len(found) < count:
-        tile = TILE_OF[kernel](**{name: dice.choice(allowed) for name, allowed in values.items()})
-        spec = KernelSpec.of(kernel, problem, tile, gpu.sm)
-        if why_illegal(spec, gpu) is None:
-            found.append(spec)
-    return found
+    tiles = random.Random(d).sample(legal_tiles(kernel, problem, gpu), count)
+    return [KernelSpec.of(kernel, problem, tile, gpu.sm) for tile in tiles]
 
 
 @pytest.mark.parametrize("d", [40, 64, 128, 256])
@@ -70,7 +63,7 @@ def test_every_refusal_has_a_reason_with_numbers(kernel: KernelName) -> None:
     import itertools
 
     problem = Problem(dtype="bf16", d=128)
-    values = choices(kernel, problem)
+    values = choices(kernel, problem, RTX4090)
     reasons = set()
     for combination in itertools.islice(itertools.product(*values.values()), 0, None, 7):
         tile = TILE_OF[kernel](**dict(zip(values, combination, strict=True)))

@@ -1,0 +1,73 @@
+"""Name the tiles that a search may choose from: the values of each field, and the combinations that fit a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+from .backward_shape import slice_columns
+from .defaults import default_tile
+from .gpu import Gpu
+from .kernel import TILE_OF, KernelName, KernelSpec
+from .limits import why_illegal
+from .problem import Problem
+from .tile import KeyBlockTile, QueryBlockTile, Tile
+
+Choices = Mapping[str, Sequence[int]]  # of each field of a tile; a flag is 0 or 1
+
+
+def choices(kernel: KernelName, problem: Problem, gpu: Gpu) -> Choices:
+    """The values that each field of a kernel's tile may take, the default tile's among them.
+
+    Sources: the tiles that FlashAttention-2 and -3, FlexAttention and Triton's tutorial publish or search, with Bc in
+    steps of 16, since 80, 96, 112, 144 and 176 win on real parts.
+    """
+    default = default_tile(kernel, problem, gpu)
+    allowed = _choices(kernel, problem)
+    return {name: sorted({*values, int(getattr(default, name))}) for name, values in allowed.items()}
+
+
+def _choices(kernel: KernelName, problem: Problem) -> Choices:
+    steps = problem.d // 16
+    if kernel == "forward":
+        return {
+            "Br": (64, 128, 192, 256), "Bc": tuple(range(16, 193, 16)), "warps": (4, 8, 12),
+            "q_steps": tuple(sorted({0, steps // 2, steps})), "lazy": (0, 1), "min_blocks": (1, 2, 3),
+        }  # fmt: skip
+    if kernel == "dq":
+        return {
+            "Br": (32, 64, 128, 192, 256), "Bc": tuple(range(16, 129, 16)), "warps": (4, 8), "slice": (0, 16, 32),
+            "stages": (1, 2), "q_regs": (0, 1), "weave": (0, 1), "min_blocks": (1, 2),
+        }  # fmt: skip
+    return {
+        "Br": (32, 64, 128), "Bc": tuple(range(32, 161, 16)), "warps": (4, 8), "row_split": (1, 2, 4),
+        "slice": (0, 16, 32), "stages": (1, 2), "v_regs": (0, 1), "weave": (0, 1), "min_blocks": (1, 2),
+    }  # fmt: skip
+
+
+def legal_tiles(kernel: KernelName, problem: Problem, gpu: Gpu) -> tuple[Tile, ...]:
+    """Every tile of the choices that breaks no limit, in the order of the choices; of two with one text, the first."""
+    allowed = choices(kernel, problem, gpu)
+    tiles = (tile_of(kernel, dict(zip(allowed, values, strict=True))) for values in product(*allowed.values()))
+    return tuple(
+        tile
+        for tile in tiles
+        if not _says_twice(tile) and not why_illegal(KernelSpec.of(kernel, problem, tile, gpu.sm), gpu)
+    )
+
+
+def _says_twice(tile: Tile) -> bool:
+    """Whether a slice is all that a warp has, which slice=0 says too."""
+    if not isinstance(tile, KeyBlockTile | QueryBlockTile) or not tile.slice:
+        return False
+    return tile.slice == slice_columns(replace(tile, slice=0))
+
+
+def tile_of(kernel: KernelName, values: Mapping[str, int]) -> Tile:
+    """The tile with these values; a flag may be given as 0 or 1."""
+    kind = TILE_OF[kernel]
+    flags = {f.name for f in fields(kind) if f.type in (bool, "bool")}
+    exact: dict[str, Any] = {name: bool(value) if name in flags else value for name, value in values.items()}
+    return kind(**exact)
