@@ -8,7 +8,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 
 from .errors import RenderError
-from .spec import backward_shape, forward_shape, limits
+from .spec import backward_shape, limits, order
 from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import smem_bytes
 
@@ -50,11 +50,15 @@ def _environment() -> Environment:
 def render(spec: KernelSpec) -> Source:
     """The CUDA text of `spec`: the same bytes for the same spec, on any machine. Raises RenderError."""
     name = TEMPLATES[spec.kernel]
-    try:
-        template = _environment().get_template(name)
-        text = template.render(
-            spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, forward=forward_shape, template=name
-        )
-    except TemplateError as error:
-        raise RenderError(f"{name} for {spec.key}: {error}") from error
+    text = render_template(
+        name, spec.key, spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, order=order
+    )  # fmt: skip
     return Source(spec, text)
+
+
+def render_template(name: str, key: str, **values: object) -> str:
+    """The text of a template that is given `values` and its own name. Raises RenderError, which names `key`."""
+    try:
+        return _environment().get_template(name).render(template=name, **values)
+    except TemplateError as error:
+        raise RenderError(f"{name} for {key}: {error}") from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .run import Sizes, dq_accumulator_floats
 from .spec.backward_shape import padded_columns
-from .spec.forward_shape import heads_together, launch_order
 from .spec.kernel import STATS, KernelName, KernelSpec
+from .spec.order import head_by_head, heads_together, launch_order
 from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile
 
 # Matrix products of a kernel: S, P V forward; S, dP, dV, dK, dQ backward, S and dP twice when it is split.
@@ -49,15 +49,15 @@ def _walks(spec: KernelSpec, sizes: Sizes) -> list[tuple[int, int]]:
     """(tiles, masked ones among them) of each block, in launch order."""
     tile = spec.tile
     if isinstance(tile, KeyBlockTile):
-        return [_walk_queries(spec, sizes, tile, j) for j in range(_ceil(sizes.Nk, tile.Bc))]
-    if isinstance(tile, ForwardTile):
-        walks = [_walk_keys(spec, sizes, tile, i) for i in range(_ceil(sizes.Nq, tile.Br))]
-        together = heads_together(spec, sizes.Hq, sizes.Hk, max(1, sizes.Nk))
-        return [walks[i] for _, i in launch_order(spec, sizes.B * sizes.Hq, together, len(walks))]
-    if isinstance(tile, QueryBlockTile):
-        walks = [_walk_keys(spec, sizes, tile, i) for i in range(_ceil(sizes.Nq, tile.Br))]
-        return walks[::-1] if spec.causal else walks  # longest first
-    return [(1, 0)]
+        heads, walks = sizes.Hk, [_walk_queries(spec, sizes, tile, j) for j in range(_ceil(sizes.Nk, tile.Bc))]
+    elif isinstance(tile, ForwardTile | QueryBlockTile):
+        heads, walks = sizes.Hq, [_walk_keys(spec, sizes, tile, i) for i in range(_ceil(sizes.Nq, tile.Br))]
+    else:
+        return [(1, 0)]
+    if head_by_head(spec):  # one is like the other
+        return [walks[i] for _, i in launch_order(spec, 1, 1, len(walks))]
+    together = heads_together(spec, sizes.Hq, sizes.Hk, max(1, sizes.Nq), max(1, sizes.Nk))
+    return [walks[i] for _, i in launch_order(spec, sizes.B * heads, together, len(walks))]
 
 
 def _walk_keys(spec: KernelSpec, sizes: Sizes, tile: ForwardTile | QueryBlockTile, i: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from flashsmith.engines.emulated import EmulatedEngine
 from flashsmith.render import Source, render
 from flashsmith.spec.kernel import FORWARD, FUSED, SPLIT, KernelName, KernelSpec
 from flashsmith.spec.problem import Pass, Problem
-from flashsmith.spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile
+from flashsmith.spec.tile import ALL_HEADS, ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile
 
 TILES: dict[KernelName, Tile] = {
     "forward": ForwardTile(Br=64, Bc=32, warps=4),
@@ -23,6 +23,9 @@ TILES: dict[KernelName, Tile] = {
     "dkdv": KeyBlockTile(Br=32, Bc=64, warps=4, row_split=2),
     "dq": QueryBlockTile(Br=64, Bc=32, warps=4),
 }
+ASCENDING = ForwardTile(Br=64, Bc=32, warps=4, ascending=True)
+DQ_ALL_HEADS = QueryBlockTile(Br=64, Bc=32, warps=4, order=ALL_HEADS)
+DKDV_ALL_HEADS = KeyBlockTile(Br=32, Bc=64, warps=4, row_split=2, order=ALL_HEADS)
 PROBLEM = Problem(dtype="bf16", d=64, causal=True, Hq=4, Hk=2, Nq=100, Nk=150)
 
 
@@ -35,6 +38,7 @@ class Fault:
     new: str
     shows: str
     causal: bool = True
+    tile: Tile | None = None  # if not that of TILES
 
 
 FAULTS = {
@@ -55,13 +59,19 @@ FAULTS = {
     "wrong head of a group": Fault("forward", "/ (Hq / Hk)", "% Hk", "O m l"),
     "copy not waited for": Fault("forward", "cp_async_wait<0>();", "", "O"),
     "copy not waited for, fused": Fault("fused", "cp_async_wait<0>();", "", "dQ dK dV"),
+    "end of the keys not cleared": Fault("forward", "seen_keys - (j + 1) * Bc", "Bc", "O l", tile=ASCENDING),
+    "a tile cut short": Fault("forward", "seen_keys - (j + 1) * Bc", "seen_keys - (j + 2) * Bc", "O l", tile=ASCENDING),
+    "the same V twice": Fault("forward", "V_gmem += V_walk.tile;", "", "O", tile=ASCENDING),
+    "one tile masked too few": Fault("forward", "j >= whole", "j > whole", "O l", tile=ASCENDING),
+    "tiles of one head twice, dq": Fault("dq", "block % matrices", "block % Tr", "dQ", tile=DQ_ALL_HEADS),
+    "heads in the wrong order": Fault("dkdv", "block % matrices", "block / matrices", "dK dV", tile=DKDV_ALL_HEADS),
 }  # fmt: skip
 
 
 @cache
-def source_of(kernel: KernelName, causal: bool = True) -> Source:
+def source_of(kernel: KernelName, causal: bool = True, tile: Tile | None = None) -> Source:
     problem = replace(PROBLEM, causal=causal)
-    return render(KernelSpec.of(kernel, problem, TILES[kernel], 80))
+    return render(KernelSpec.of(kernel, problem, tile or TILES[kernel], 80))
 
 
 def verdict_with(kernel: KernelName, text: str, causal: bool = True) -> Verdict:
@@ -74,16 +84,25 @@ def verdict_with(kernel: KernelName, text: str, causal: bool = True) -> Verdict:
     return check(replace(PROBLEM, causal=causal), which, binaries, EmulatedEngine(check_races=True))
 
 
-@pytest.mark.parametrize("kernel", ["forward", "fused", "dkdv"])
-def test_without_a_fault_the_check_is_green(kernel: KernelName) -> None:
-    verdict = verdict_with(kernel, source_of(kernel).text)
+SOUND: dict[str, tuple[KernelName, Tile]] = {
+    **{kernel: (kernel, TILES[kernel]) for kernel in ("forward", "fused", "dkdv")},
+    "forward, ascending": ("forward", ASCENDING),
+    "dq, all heads": ("dq", DQ_ALL_HEADS),
+    "dkdv, all heads": ("dkdv", DKDV_ALL_HEADS),
+}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_without_a_fault_the_check_is_green(name: str) -> None:
+    kernel, tile = SOUND[name]
+    verdict = verdict_with(kernel, source_of(kernel, tile=tile).text)
     assert verdict.ok, verdict.reason
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str) -> None:
     fault = FAULTS[name]
-    text = source_of(fault.kernel, fault.causal).text
+    text = source_of(fault.kernel, fault.causal, fault.tile).text
     assert fault.old in text, f"{fault.old!r} is no longer in the text of {fault.kernel}"
     try:
         verdict = verdict_with(fault.kernel, text.replace(fault.old, fault.new), fault.causal)
@@ -93,16 +112,21 @@ def test_a_fault_is_found(name: str) -> None:
     assert wrong & set(fault.shows.split()), f"not found: {verdict.lines}"
 
 
-def barriers() -> list[tuple[KernelName, int]]:
+def barriers() -> list[tuple[KernelName, Tile, int]]:
     """Every barrier of every kernel with matrix products."""
     kernels: tuple[KernelName, ...] = ("forward", "fused", "dkdv", "dq")
-    return [(kernel, n) for kernel in kernels for n in range(source_of(kernel).text.count("__syncthreads();"))]
+    texts = [*((kernel, TILES[kernel]) for kernel in kernels), ("forward", ASCENDING)]
+    return [
+        (kernel, tile, number)
+        for kernel, tile in texts
+        for number in range(source_of(kernel, tile=tile).text.count("__syncthreads();"))
+    ]
 
 
-@pytest.mark.parametrize(("kernel", "number"), barriers())
-def test_no_barrier_can_be_spared(kernel: KernelName, number: int) -> None:
+@pytest.mark.parametrize(("kernel", "tile", "number"), barriers())
+def test_no_barrier_can_be_spared(kernel: KernelName, tile: Tile, number: int) -> None:
     """Without it the numbers may still be right on the emulator, but a race is reported."""
-    parts = source_of(kernel).text.split("__syncthreads();")
+    parts = source_of(kernel, tile=tile).text.split("__syncthreads();")
     without = "__syncthreads();".join(parts[: number + 1]) + "__syncthreads();".join(parts[number + 1 :])
     verdict = verdict_with(kernel, without)
     assert not verdict.ok, parts[number + 1].splitlines()[0]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from flashsmith.render import render
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
-from flashsmith.spec.kernel import KERNELS, KernelName, KernelSpec
+from flashsmith.spec.kernel import KERNELS, TILE_OF, KernelName, KernelSpec
 from flashsmith.spec.problem import Problem
+from flashsmith.spec.tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD
 
 CASES: dict[str, tuple[KernelName, str, dict[str, object]]] = {
     "forward_d128_causal_a100": ("forward", "a100", {"d": 128, "causal": True}),
@@ -27,12 +29,21 @@ CASES: dict[str, tuple[KernelName, str, dict[str, object]]] = {
     "dkdv_d128_a100": ("dkdv", "a100", {"d": 128}),
     "dq_d128_causal_a100": ("dq", "a100", {"d": 128, "causal": True}),
     "dq_d96_rtx4090": ("dq", "rtx4090", {"d": 96}),
+    "forward_d128_causal_ascending_a100": ("forward", "a100", {"d": 128, "causal": True, "ascending": True}),
+    "forward_d64_causal_head_by_head_rtx4090": ("forward", "rtx4090", {"d": 64, "causal": True, "order": HEAD_BY_HEAD}),
+    "fused_d64_causal_grouped_h100": ("fused", "h100-sxm", {"d": 64, "causal": True, "order": GROUPED}),
+    "dkdv_d128_causal_all_heads_a100": ("dkdv", "a100", {"d": 128, "causal": True, "order": ALL_HEADS}),
+    "dq_d64_causal_all_heads_a100": ("dq", "a100", {"d": 64, "causal": True, "order": ALL_HEADS}),
 }
 
 
 def spec_of(kernel: KernelName, gpu: str, fields: dict[str, object]) -> KernelSpec:
-    problem, target = Problem(**{"dtype": "bf16", **fields}), find_gpu(gpu)  # type: ignore[arg-type]
-    return KernelSpec.of(kernel, problem, default_tile(kernel, problem, target), target.sm)
+    """The default kernel for the fields of a problem; those of a tile replace its own."""
+    of_tile = {name: value for name, value in fields.items() if name in TILE_OF[kernel].short}
+    of_problem = {name: value for name, value in fields.items() if name not in of_tile}
+    problem, target = Problem(**{"dtype": "bf16", **of_problem}), find_gpu(gpu)  # type: ignore[arg-type]
+    tile = replace(default_tile(kernel, problem, target), **of_tile)  # type: ignore[arg-type]
+    return KernelSpec.of(kernel, problem, tile, target.sm)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -32,7 +32,7 @@ PROBLEMS = (
 
 def random_tiles(kernel: KernelName, problem: Problem, gpu: Gpu, count: int, seed: int = 0) -> tuple[Tile, ...]:
     """`count` different legal tiles, or all if there are fewer; the same for the same seed."""
-    tiles = legal_tiles(kernel, problem, gpu)
+    tiles = legal_tiles(kernel, problem, gpu, measured=True)
     return tuple(random.Random(seed).sample(tiles, min(count, len(tiles))))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .gpu import GPUS
 from .kernel import KernelSpec
 from .tile import ForwardTile
 
@@ -12,36 +11,6 @@ MAX_WARP_ROWS = 48  # query rows of a warp: three mma tiles; more leave no regis
 # Registers a thread beside O, S and the Q that is kept: fragments in flight, m, l, addresses. Of early kernels, tiles
 # that needed up to 225 with it had no spills; around 235 it depends on ptxas.
 _OTHER_REGISTERS = 41
-
-
-def cached_keys(spec: KernelSpec) -> int:
-    """Keys whose K and V fill half of the L2 cache, of the part with that `sm` whose cache is smallest."""
-    l2_mb = min((gpu.l2_mb for gpu in GPUS.values() if gpu.sm == spec.sm), default=4)
-    return int(l2_mb * 2**20) // 2 // (2 * 2 * spec.d)
-
-
-def launch_order(spec: KernelSpec, heads: int, group: int, Tr: int) -> list[tuple[int, int]]:
-    """(query head of all, query tile) of each block, as `place` in the text: with a mask the longest tiles come first.
-
-    >>> from .tile import ForwardTile
-    >>> tile = ForwardTile(Br=64, Bc=64, warps=4)
-    >>> spec = KernelSpec(kernel="forward", dtype="bf16", d=64, causal=True, tile=tile, sm=80)
-    >>> launch_order(spec, heads=3, group=1, Tr=2)
-    [(0, 1), (0, 0), (1, 1), (1, 0), (2, 1), (2, 0)]
-    >>> launch_order(spec, heads=3, group=2, Tr=2)
-    [(0, 1), (1, 1), (2, 1), (0, 0), (1, 0), (2, 0)]
-    """
-    if not spec.causal:
-        return [(head, i) for head in range(heads) for i in range(Tr)]
-    first_heads = range(0, heads - heads % min(group, heads), min(group, heads))
-    ends = (*first_heads[1:], heads)  # the last group takes the rest as well
-    groups = (range(first, end) for first, end in zip(first_heads, ends, strict=True))
-    return [(head, i) for members in groups for i in reversed(range(Tr)) for head in members]
-
-
-def heads_together(spec: KernelSpec, Hq: int, Hk: int, Nk: int) -> int:
-    """Query heads whose K and V share the L2 cache: their blocks are launched tile by tile rather than head by head."""
-    return max(1, cached_keys(spec) // Nk) * (Hq // Hk)
 
 
 def why_bad_forward(spec: KernelSpec, tile: ForwardTile) -> str | None:

@@ -8,6 +8,7 @@ from . import backward_shape as shape
 from .forward_shape import forward_registers, why_bad_forward
 from .gpu import REGISTERS_PER_SM, RESERVED_SMEM, Gpu
 from .kernel import KernelSpec
+from .order import why_bad_order
 from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile
 
 CHUNK = 16  # bytes of a cp.async, of an ldmatrix row, of eight 16-bit elements
@@ -114,7 +115,9 @@ def why_illegal(spec: KernelSpec, gpu: Gpu) -> str | None:
 
 
 def _why_bad_shape(spec: KernelSpec) -> str | None:
-    tile = spec.tile
+    tile, bad_order = spec.tile, why_bad_order(spec)
+    if bad_order:
+        return bad_order
     for name in ("Br", "Bc", "stages", "row_split", "min_blocks"):
         if getattr(tile, name, 1) < 1:
             return f"{name}={getattr(tile, name)}: must be 1 or more."

@@ -13,19 +13,22 @@ from .gpu import Gpu
 from .kernel import TILE_OF, KernelName, KernelSpec
 from .limits import why_illegal
 from .problem import Problem
-from .tile import KeyBlockTile, QueryBlockTile, Tile
+from .tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, QueryBlockTile, Tile
 
 Choices = Mapping[str, Sequence[int]]  # of each field of a tile; a flag is 0 or 1
 
 
-def choices(kernel: KernelName, problem: Problem, gpu: Gpu) -> Choices:
+def choices(kernel: KernelName, problem: Problem, gpu: Gpu, *, measured: bool = False) -> Choices:
     """The values that each field of a kernel's tile may take, the default tile's among them.
+
+    With `measured` also those that only a GPU can judge: what the L2 cache holds when the blocks of all heads are mixed
+    is not predicted, and the direction of the walk changes what is by less than the error of a prediction.
 
     Sources: the tiles that FlashAttention-2 and -3, FlexAttention and Triton's tutorial publish or search, with Bc in
     steps of 16, since 80, 96, 112, 144 and 176 win on real parts.
     """
     default = default_tile(kernel, problem, gpu)
-    allowed = _choices(kernel, problem)
+    allowed = {**_choices(kernel, problem), **_unseen_choices(kernel, problem, measured)}
     return {name: sorted({*values, int(getattr(default, name))}) for name, values in allowed.items()}
 
 
@@ -47,9 +50,19 @@ def _choices(kernel: KernelName, problem: Problem) -> Choices:
     }  # fmt: skip
 
 
-def legal_tiles(kernel: KernelName, problem: Problem, gpu: Gpu) -> tuple[Tile, ...]:
+def _unseen_choices(kernel: KernelName, problem: Problem, measured: bool) -> Choices:
+    """The choices of fields whose effect a prediction sees in part, or not at all."""
+    orders: tuple[int, ...] = ()  # without a mask there is one, the default's
+    if problem.causal:
+        orders = (HEAD_BY_HEAD, GROUPED, ALL_HEADS) if measured else (GROUPED,)
+    if kernel == "forward":
+        return {"order": orders, "ascending": (0, 1) if measured else ()}
+    return {"order": orders}
+
+
+def legal_tiles(kernel: KernelName, problem: Problem, gpu: Gpu, *, measured: bool = False) -> tuple[Tile, ...]:
     """Every tile of the choices that breaks no limit, in the order of the choices; of two with one text, the first."""
-    allowed = choices(kernel, problem, gpu)
+    allowed = choices(kernel, problem, gpu, measured=measured)
     tiles = (tile_of(kernel, dict(zip(allowed, values, strict=True))) for values in product(*allowed.values()))
     return tuple(
         tile

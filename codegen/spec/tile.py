@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from ..errors import IllegalTile
+
+# In which order the blocks of a masked kernel start; those with the longest loops come first, of a head, of a group of
+# heads, or of all. The more heads are in work at once, the shorter the last blocks of the launch and the fuller the L2.
+Order = Literal[0, 1, 2]
+HEAD_BY_HEAD: Final = 0  # the blocks of a head are neighbours, and share what they read in the L2 cache
+GROUPED: Final = 1  # tile by tile through as many heads as share half of the L2 cache, then the next of them
+ALL_HEADS: Final = 2  # tile by tile through all heads, whatever fits
+
+# In a key only where they are not the default: keys that are older than these fields stay as they are.
+_SELDOM: Final = frozenset({"order", "ascending"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTile:
-    """Tile of `forward`: one block owns Br query rows and walks the keys in tiles of Bc, last to first."""
+    """Tile of `forward`: one block owns Br query rows and walks the keys in tiles of Bc."""
 
     Br: int  # query rows of a block
     Bc: int  # keys of a K/V tile
@@ -20,9 +30,12 @@ class ForwardTile:
     )
     lazy: bool = False  # rescale O only when a row's max grew by more than 2^8 (behind a warp vote)
     min_blocks: int = 1  # blocks per SM that the register allocation must allow
+    order: Order = GROUPED
+    ascending: bool = False  # K/V tiles first to last, each copied with a look at its end (False: last to first)
 
     short: ClassVar[dict[str, str]] = {
-        "Br": "Br", "Bc": "Bc", "warps": "w", "q_steps": "q", "lazy": "lazy", "min_blocks": "b",
+        "Br": "Br", "Bc": "Bc", "warps": "w", "q_steps": "q", "lazy": "lazy", "min_blocks": "b", "order": "o",
+        "ascending": "up",
     }  # fmt: skip
 
 
@@ -39,10 +52,11 @@ class KeyBlockTile:
     v_regs: bool = False  # V fragments stay in registers, V passes through the Q/dO buffers
     weave: bool = True  # exponentials between the matrix products of dP (False: before them)
     min_blocks: int = 1
+    order: Order = HEAD_BY_HEAD
 
     short: ClassVar[dict[str, str]] = {
         "Br": "Br", "Bc": "Bc", "warps": "w", "row_split": "rs", "slice": "sl", "stages": "s", "v_regs": "vreg",
-        "weave": "weave", "min_blocks": "b",
+        "weave": "weave", "min_blocks": "b", "order": "o",
     }  # fmt: skip
 
 
@@ -58,10 +72,11 @@ class QueryBlockTile:
     q_regs: bool = False  # Q fragments stay in registers
     weave: bool = True
     min_blocks: int = 1
+    order: Order = HEAD_BY_HEAD
 
     short: ClassVar[dict[str, str]] = {
         "Br": "Br", "Bc": "Bc", "warps": "w", "slice": "sl", "stages": "s", "q_regs": "qreg", "weave": "weave",
-        "min_blocks": "b",
+        "min_blocks": "b", "order": "o",
     }  # fmt: skip
 
 
@@ -79,12 +94,13 @@ AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
 def tile_key(tile: Tile) -> str:
-    """The tile in a file name, every field in order: `Br128_Bc64_w4_q0_lazy0_b2`.
+    """The tile in a file name, its fields in order: `Br128_Bc64_w4_q0_lazy0_b2`.
 
-    >>> tile_key(RowTile(warps=8))
-    'w8'
+    >>> tile_key(ForwardTile(Br=64, Bc=48, warps=4, ascending=True))
+    'Br64_Bc48_w4_q0_lazy0_b1_up1'
     """
-    return "_".join(f"{tile.short[f.name]}{int(getattr(tile, f.name))}" for f in fields(tile))
+    said = (f for f in fields(tile) if f.name not in _SELDOM or getattr(tile, f.name) != f.default)
+    return "_".join(f"{tile.short[f.name]}{int(getattr(tile, f.name))}" for f in said)
 
 
 def tile_text(tile: Tile) -> str:

@@ -1,11 +1,11 @@
 """Tiles name themselves, and read themselves from the command line."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from flashsmith.errors import IllegalTile
 from flashsmith.spec.kernel import TILE_OF
-from flashsmith.spec.tile import ForwardTile, RowTile, parse_tile, tile_key, tile_text
+from flashsmith.spec.tile import ALL_HEADS, ForwardTile, KeyBlockTile, RowTile, parse_tile, tile_key, tile_text
 
 TILE = ForwardTile(Br=128, Bc=64, warps=4)
 
@@ -17,8 +17,16 @@ def test_every_field_is_in_the_key(kind: type) -> None:
     assert len(set(kind.short.values())) == len(kind.short)
 
 
+def test_young_fields_leave_older_keys_as_they_were() -> None:
+    """Keys are in cached builds, records' sources and spills.json: a default value of a new field adds nothing."""
+    assert tile_key(TILE) == "Br128_Bc64_w4_q0_lazy0_b1"
+    assert tile_key(replace(TILE, order=ALL_HEADS, ascending=True)) == "Br128_Bc64_w4_q0_lazy0_b1_o2_up1"
+    keys = KeyBlockTile(Br=64, Bc=128, warps=8)
+    assert tile_key(replace(keys, order=ALL_HEADS)) == tile_key(keys) + "_o2"
+
+
 def test_text_reads_back() -> None:
-    other = ForwardTile(Br=64, Bc=48, warps=8, q_steps=2, lazy=True, min_blocks=2)
+    other = ForwardTile(Br=64, Bc=48, warps=8, q_steps=2, lazy=True, min_blocks=2, order=ALL_HEADS, ascending=True)
     assert parse_tile(tile_text(other), TILE) == other
     assert tile_key(other) != tile_key(TILE)
 

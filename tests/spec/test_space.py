@@ -1,0 +1,50 @@
+"""Which tiles a search may choose from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from flashsmith.render import render
+from flashsmith.spec.gpu import find_gpu
+from flashsmith.spec.kernel import TILE_OF, KernelName, KernelSpec
+from flashsmith.spec.problem import Problem
+from flashsmith.spec.space import choices, legal_tiles, tile_of
+from flashsmith.spec.tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD
+
+GPU = find_gpu("a100")
+PROBLEM = Problem(dtype="bf16", d=64, Nq=2048)
+SEARCHED: tuple[KernelName, ...] = ("forward", "fused", "dkdv", "dq")
+
+
+@pytest.mark.parametrize("kernel", SEARCHED)
+def test_every_field_is_searched(kernel: KernelName) -> None:
+    assert set(choices(kernel, PROBLEM, GPU)) == set(TILE_OF[kernel].__dataclass_fields__) - {"short"}
+
+
+@pytest.mark.parametrize("kernel", SEARCHED)
+def test_every_tile_has_a_text_of_its_own(kernel: KernelName) -> None:
+    """Two tiles of one text would be timed twice."""
+    small = find_gpu("rtx4090")
+    problem = Problem(dtype="bf16", d=192, causal=True)
+    tiles = legal_tiles(kernel, problem, small, measured=True)
+    texts = {render(KernelSpec.of(kernel, problem, tile, small.sm)).text for tile in tiles}
+    assert len(tiles) == len(texts) > 20
+
+
+@pytest.mark.parametrize("kernel", SEARCHED)
+def test_what_only_a_gpu_can_judge_is_tried_on_a_gpu(kernel: KernelName) -> None:
+    """A prediction does not see the L2 cache: it tries no order that mixes all heads, and one direction."""
+    masked = replace(PROBLEM, causal=True)
+    predicted, measured = (choices(kernel, masked, GPU, measured=gpu) for gpu in (False, True))
+    assert ALL_HEADS not in predicted["order"] and GROUPED in predicted["order"]
+    assert measured["order"] == [HEAD_BY_HEAD, GROUPED, ALL_HEADS]
+    assert len(choices(kernel, PROBLEM, GPU, measured=True)["order"]) == 1  # one text without a mask
+    if kernel == "forward":
+        assert predicted["ascending"] == [0] and measured["ascending"] == [0, 1]
+    assert set(legal_tiles(kernel, masked, GPU)) < set(legal_tiles(kernel, masked, GPU, measured=True))
+
+
+def test_flags_may_be_numbers() -> None:
+    values = {"Br": 64, "Bc": 32, "warps": 4, "lazy": 1}
+    assert tile_of("forward", values).lazy is True  # type: ignore[union-attr]
