@@ -1,31 +1,24 @@
-"""Choose the best tile for a kernel: Problem + Gpu -> Winner. The only file that imports Optuna."""
+"""Choose the best tile for a kernel: Problem + Gpu -> Winner."""
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 
 from .errors import NothingFound
 from .objective import WORKERS, Candidate, Objective, Pending, Predicted, Time
-from .spec.defaults import default_tile, published_tiles
+from .propose import Proposer
+from .spec.defaults import default_tile
 from .spec.gpu import Gpu
 from .spec.kernel import KernelName, KernelSpec
-from .spec.limits import why_illegal
 from .spec.problem import Problem
-from .spec.space import choices, legal_tiles, tile_of
 from .spec.tile import Tile
+from .study import Claim, Study, open_study
 
-if TYPE_CHECKING:
-    import optuna
-
-AHEAD = 2 * WORKERS  # trials asked for before the oldest is told; fixed, so that the seed alone fixes the search
-REPEATS = 20  # suggestions in a row that bring nothing new, after which a neighbour of the best tile is taken
-STARTUP = 10  # trials before TPE models anything
+AHEAD = 2 * WORKERS  # tiles asked for before the oldest is told; fixed, so that the seed alone fixes the search
 ALIKE = 10  # failures in a row, of one kind and with nothing valid before them, that end a search
 
 
@@ -36,8 +29,15 @@ class Winner:
     spec: KernelSpec
     time: Time
     default: Time | None  # of the default tile
-    candidates: tuple[Candidate, ...] = field(repr=False)
+    candidates: tuple[Candidate, ...] = field(repr=False)  # in the order of their trials, those of earlier runs too
     rejected: tuple[str, ...] = ()  # faster tiles that failed the last check, and why
+    study: str = ""  # its name
+    reused: int = 0  # candidates that were there when this search began
+
+    @property
+    def saved(self) -> int:
+        """Candidates that the model turned down, so that the GPU was not asked."""
+        return sum(candidate.pruned for candidate in self.candidates)
 
 
 def choose(
@@ -48,117 +48,86 @@ def choose(
     trials: int,
     seed: int = 0,
     first: Sequence[Tile] = (),
+    measured: bool = False,
+    study: Study | None = None,
     objective: Callable[[], Objective] | None = None,
+    ahead: int = AHEAD,
     verify: Callable[[KernelSpec], str] = lambda spec: "",
     progress: Callable[[Candidate], None] = lambda candidate: None,
 ) -> Winner:
     """The fastest tile of `kernel` among at most `trials` different legal ones, by the times of `objective`.
 
-    The default tile comes first, without and with spills, then those of `first`, then the published ones, then what TPE
-    suggests, or a neighbour of the best where TPE repeats itself. Illegal tiles and repeats cost no trial. Times are
-    predicted unless `objective` makes others. `verify` says why a kernel is wrong, or "": the fastest that it accepts
-    wins. Raises NothingFound, early if every candidate fails alike.
+    What `study` knows already is not tried again, and counts; without one, the search leaves nothing behind. Times are
+    predicted unless `objective` makes others; with `measured` these are a GPU's, which tells tiles apart that a
+    prediction does not. `first` are tiles to try early. `verify` says why a kernel is wrong, or "": the fastest that it
+    accepts wins. Raises NothingFound, early if every candidate fails alike; StorageLost.
     """
-    search = _Search(kernel, problem, gpu, trials, seed, first)
-    candidates: list[Candidate] = []
-    with closing(objective() if objective else Predicted(kernel, problem, gpu)) as timed:
-        pending: deque[tuple[optuna.Trial, Pending]] = deque()
-        asked = search.ask()
-        while (asked or pending) and not _hopeless(candidates):
-            if asked:
-                trial, tile = asked
-                pending.append((trial, timed.submit(tile)))
-            if not asked or len(pending) == AHEAD:
-                trial, later = pending.popleft()  # the oldest, whichever is ready first: the order of telling is fixed
-                candidates.append(later.result())
-                search.tell(trial, candidates[-1])
-                progress(candidates[-1])
-            asked = search.ask()
-        ranked = timed.final(candidates)
-    return _best(kernel, problem, gpu, candidates, ranked, verify)
+    with ExitStack() as held:
+        if study is None:
+            study = held.enter_context(open_study(None, kernel, problem, gpu, "measured" if measured else "predicted"))
+        reused = len(study.book.candidates)
+        timed = held.enter_context(closing(objective() if objective else Predicted(kernel, problem, gpu)))
+        propose = Proposer(kernel, problem, gpu, seed=seed, first=first, measured=measured)
+        search(study, propose, timed, trials=trials, ahead=ahead, progress=progress)
+        candidates, ranked = study.book.candidates, study.ranking()
+        if ranked is None:
+            ranked = timed.final(candidates)
+            of_trial = {candidate.tile: candidate for candidate in candidates}
+            if any(of_trial[candidate.tile] != candidate for candidate in ranked):  # new times, and they cost something
+                study.keep_ranking(ranked)
+        winner = _best(kernel, problem, gpu, candidates, ranked, verify)
+        winner = replace(winner, study=study.name, reused=reused)
+        if winner.saved:
+            study.note("saved", winner.saved)
+        return winner
 
 
-def _hopeless(candidates: Sequence[Candidate]) -> bool:
-    """Whether nothing was valid and the last failures are one and the same but for names and numbers."""
-    if len(candidates) < ALIKE or any(c.time is not None for c in candidates):
-        return False
-    return len({re.sub(r"\S*\d\S*", "#", c.failure) for c in candidates[-ALIKE:]}) == 1
+def search(
+    study: Study,
+    propose: Proposer,
+    timed: Objective,
+    *,
+    trials: int,
+    ahead: int = AHEAD,
+    progress: Callable[[Candidate], None] = lambda candidate: None,
+) -> None:
+    """One worker's part of a search: try tiles until `trials` of them are finished, by whomever, or none is left.
 
-
-class _Search:
-    """Optuna's study over the legal tiles of one kernel: each is given out once."""
-
-    def __init__(
-        self, kernel: KernelName, problem: Problem, gpu: Gpu, trials: int, seed: int, first: Sequence[Tile] = ()
-    ) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=STARTUP)
-        self._study = optuna.create_study(direction="minimize", sampler=sampler)
-        self._kernel, self._problem, self._gpu = kernel, problem, gpu
-        self._left = trials
-        self._best: tuple[float, Tile] | None = None
-        default = default_tile(kernel, problem, gpu)
-        self._choices = choices(kernel, problem, gpu)
-        self._untried = list(legal_tiles(kernel, problem, gpu))
-        random.Random(seed).shuffle(self._untried)
-        bold = default_tile(kernel, problem, gpu, spilling=True)
-        for tile in (default, bold, *first, *published_tiles(kernel, problem, gpu)):
-            if tile in self._untried:
-                self._enqueue(tile)
-
-    def ask(self) -> tuple[optuna.Trial, Tile] | None:
-        """A legal tile that was not given out before; None when the trials or the space are used up."""
-        from optuna.trial import TrialState
-
-        repeats = 0
-        while self._left and self._untried:
-            trial = self._study.ask()
-            tile = self._suggest(trial)
-            if tile in self._untried:
-                self._untried.remove(tile)
-                self._left -= 1
-                return trial, tile
-            # TPE does not look at failed trials; from what is pruned, the illegal, it learns to stay away.
-            legal = not why_illegal(self._spec(tile), self._gpu)
-            self._study.tell(trial, state=TrialState.FAIL if legal else TrialState.PRUNED)
-            repeats += 1
-            if repeats == REPEATS:
-                self._enqueue(self._neighbour())
-        return None
-
-    def tell(self, trial: optuna.Trial, candidate: Candidate) -> None:
-        """The seconds of a tile that was given out."""
-        from optuna.trial import TrialState
-
-        if candidate.time is None:
-            self._study.tell(trial, state=TrialState.PRUNED)
+    Ends early if nothing is valid and all that was found since it began fails alike. `progress` hears of every
+    candidate once, those found earlier first.
+    """
+    pending: deque[tuple[Claim, Pending]] = deque()
+    before = {candidate.tile for candidate in study.book.candidates}
+    heard: set[Tile] = set()
+    while True:
+        candidates = study.book.candidates
+        for candidate in candidates:
+            if candidate.tile not in heard:
+                heard.add(candidate.tile)
+                progress(candidate)
+        if _hopeless(candidates, before):
+            return
+        claim = study.ask(trials, propose) if len(pending) < ahead else None
+        if claim:
+            pending.append((claim, timed.submit(claim.tile)))
+        elif pending:
+            claim, later = pending.popleft()  # the oldest, whichever is ready first: the order of telling is fixed
+            study.tell(claim, later.result())
+        elif study.book.settled(trials):
+            return
         else:
-            self._study.tell(trial, candidate.time.seconds)
-            if self._best is None or candidate.time.seconds < self._best[0]:
-                self._best = candidate.time.seconds, candidate.tile
+            study.wait()
 
-    def _suggest(self, trial: optuna.Trial) -> Tile:
-        values: dict[str, Any] = {}
-        for name, allowed in self._choices.items():
-            step = allowed[1] - allowed[0] if len(allowed) > 1 else 1
-            if list(allowed) == list(range(allowed[0], allowed[-1] + 1, step)):
-                values[name] = trial.suggest_int(name, allowed[0], allowed[-1], step=step)
-            else:
-                values[name] = int(trial.suggest_categorical(name, list(allowed)))
-        return tile_of(self._kernel, values)
 
-    def _neighbour(self) -> Tile:
-        """Of the tiles not tried yet, one that differs from the best in the fewest fields."""
-        best = asdict(self._best[1] if self._best else self._untried[0])
-        return min(self._untried, key=lambda tile: sum(best[name] != value for name, value in asdict(tile).items()))
+def _hopeless(candidates: Sequence[Candidate], before: Collection[Tile]) -> bool:
+    """Whether nothing was valid and the last failures are one and the same but for names and numbers.
 
-    def _enqueue(self, tile: Tile) -> None:
-        self._study.enqueue_trial({name: int(value) for name, value in asdict(tile).items()}, skip_if_exists=True)
-
-    def _spec(self, tile: Tile) -> KernelSpec:
-        return KernelSpec.of(self._kernel, self._problem, tile, self._gpu.sm)
+    Those of earlier runs are left out: whatever it was may have been mended.
+    """
+    new = [c.failure for c in candidates if c.tile not in before]
+    if len(new) < ALIKE or any(c.time is not None for c in candidates):
+        return False
+    return len({re.sub(r"\S*\d\S*", "#", failure) for failure in new[-ALIKE:]}) == 1
 
 
 def _best(

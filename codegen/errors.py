@@ -37,6 +37,10 @@ class WrongResult(FlashsmithError):
     """A kernel's result lies outside the bound of its check."""
 
 
+class CannotPredict(FlashsmithError):
+    """Machine code that the timing model does not know."""
+
+
 class NoTunedKernel(FlashsmithError):
     """No record serves the problem, and no default tile fits."""
 
@@ -63,6 +67,10 @@ class ImpossibleTime(FlashsmithError):
 
 class Rejected(FlashsmithError):
     """A candidate that failed while it was tried; the message starts with the class of failure."""
+
+
+class StorageLost(FlashsmithError):
+    """The storage of a study that cannot be read or written any more."""
 
 
 class MeasuringBroken(FlashsmithError):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -20,10 +18,13 @@ from .spec.gpu import Gpu
 from .spec.kernel import KernelName, KernelSpec
 from .spec.problem import Problem
 from .spec.tile import Tile
+from .workers import Pool, Task
 
-WORKERS = 2
+WORKERS = 2  # processes that compile, where one worker searches
+PRUNED = "Pruned"  # the class of failure of a tile that the model turned down
 
 Time: TypeAlias = "Prediction | Timing"
+Prepared: TypeAlias = "tuple[Binary | str, Prediction | None]"  # the code or why there is none; its predicted time
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Candidate:
     tile: Tile
     time: Time | None
     failure: str = ""  # the class of failure and its message, if there is no time
+
+    @property
+    def pruned(self) -> bool:
+        """Whether the model turned the tile down, and nothing is wrong with it."""
+        return self.failure.startswith(f"{PRUNED}: ")
 
 
 class Pending(Protocol):
@@ -62,18 +68,32 @@ class Objective(Protocol):
 class Predicted:
     """Times of the issue model, in worker processes; the same whenever they are asked for."""
 
-    def __init__(self, kernel: KernelName, problem: Problem, gpu: Gpu) -> None:
+    def __init__(self, kernel: KernelName, problem: Problem, gpu: Gpu, *, processes: int = WORKERS) -> None:
+        self._pool = Pool(processes)
         self._asked = (kernel, problem, gpu)
-        self._pool = _workers()
 
     def submit(self, tile: Tile) -> Pending:
-        return self._pool.submit(evaluate, *self._asked, tile)
+        return _Predicting(tile, self._pool.submit(evaluate, *self._asked, tile))
 
     def final(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         return _by_time(candidates)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Predicting:
+    """A candidate that is being compiled and timed by the model."""
+
+    tile: Tile
+    task: Task[Candidate]
+
+    def result(self) -> Candidate:
+        try:
+            return self.task.result()
+        except Rejected as error:
+            return Candidate(self.tile, None, str(error))
 
 
 def evaluate(kernel: KernelName, problem: Problem, gpu: Gpu, tile: Tile) -> Candidate:
@@ -110,25 +130,36 @@ class Asked(Protocol):
 
 
 class Measured:
-    """Times of the GPU: workers compile ahead, one process measures, the best few meet again at the end."""
+    """Times of the GPU: workers compile ahead, one process measures, the best few meet again at the end.
+
+    With `judge`, the model times each candidate first: `judge` hears of that prediction and says why it is not worth
+    the GPU's time, or "". The default tile is always measured.
+    """
 
     def __init__(
-        self, kernel: KernelName, problem: Problem, gpu: Gpu, measurer: Asked, *,
-        pool: Executor | None = None, builder: Callable[[KernelSpec], Binary | str] = build_or_say,
+        self, kernel: KernelName, problem: Problem, gpu: Gpu, measurer: Asked, *, pool: Pool | None = None,
+        processes: int = WORKERS, builder: Callable[[KernelSpec], Binary | str] = build_or_say,
+        judge: Callable[[Candidate], str] | None = None,
     ) -> None:  # fmt: skip
         self._kernel, self._problem, self._gpu = kernel, problem, gpu
-        self._measurer = measurer
-        self._pool, self._builder = pool or _workers(), builder
+        self._measurer, self._builder, self._judge = measurer, builder, judge
+        self._pool = pool or Pool(processes)
+        self._default = default_tile(kernel, problem, gpu)
         self._built: dict[Tile, Binary] = {}
 
     def submit(self, tile: Tile) -> Pending:
-        spec = KernelSpec.of(self._kernel, self._problem, tile, self._gpu.sm)
-        return _Later(self, tile, self._pool.submit(self._builder, spec))
+        spec, expect = self._spec(tile), self._judge is not None
+        return _Later(self, tile, self._pool.submit(prepare, self._builder, spec, self._problem, self._gpu, expect))
 
-    def measured(self, tile: Tile, built: Binary | str) -> Candidate:
+    def measured(self, tile: Tile, prepared: Prepared) -> Candidate:
         """Try a tile whose compilation has ended."""
+        built, expected = prepared
         if isinstance(built, str):
             return Candidate(tile, None, built)
+        if self._judge and expected is not None:
+            reason = self._judge(Candidate(tile, expected))
+            if reason and tile != self._default:
+                return Candidate(tile, None, f"{PRUNED}: {reason}")
         try:
             timing = self._measurer.ask(Try(built))
         except Rejected as error:
@@ -139,8 +170,7 @@ class Measured:
     def final(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The best five and the default meet again, interleaved."""
         best = _by_time(candidates)
-        default = default_tile(self._kernel, self._problem, self._gpu)
-        entries = best[:FINALISTS] + [c for c in best[FINALISTS:] if c.tile == default]
+        entries = best[:FINALISTS] + [c for c in best[FINALISTS:] if c.tile == self._default]
         standings = rematch([c.tile for c in entries], self._again)
         by = {c.tile: c.time.by for c in entries if c.time is not None}
         return [self._finished(standing, by[standing.entry]) for standing in standings]
@@ -150,9 +180,8 @@ class Measured:
         tile = standing.entry
         if standing.failure:
             return Candidate(tile, None, standing.failure)
-        spec = KernelSpec.of(self._kernel, self._problem, tile, self._gpu.sm)
         try:
-            of_all = timing_of(spec, self._problem, self._gpu, standing.samples, by=by)
+            of_all = timing_of(self._spec(tile), self._problem, self._gpu, standing.samples, by=by)
         except ImpossibleTime as error:
             return Candidate(tile, None, f"{type(error).__name__}: {error}")
         tflops = of_all.tflops * of_all.seconds / standing.seconds
@@ -162,10 +191,31 @@ class Measured:
         try:
             self._measurer.close()
         finally:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
 
     def _again(self, tile: Tile, count: int) -> list[float]:
+        if tile not in self._built:  # measured by another worker, or by an earlier run
+            built = self._builder(self._spec(tile))
+            if isinstance(built, str):
+                raise Rejected(built)
+            self._built[tile] = built
         return list(self._measurer.ask(Again(self._built[tile], count)))
+
+    def _spec(self, tile: Tile) -> KernelSpec:
+        return KernelSpec.of(self._kernel, self._problem, tile, self._gpu.sm)
+
+
+def prepare(
+    builder: Callable[[KernelSpec], Binary | str], spec: KernelSpec, problem: Problem, gpu: Gpu, expect: bool
+) -> Prepared:
+    """Compile a tile and, if `expect`, predict its time; no time if the model does not know the code."""
+    built = builder(spec)
+    if isinstance(built, str) or not expect:
+        return built, None
+    try:
+        return built, predict(built, problem, gpu)
+    except SassError:
+        return built, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +224,14 @@ class _Later:
 
     objective: Measured
     tile: Tile
-    built: Any  # Future[Binary | str]
+    task: Task[Prepared]
 
     def result(self) -> Candidate:
-        return self.objective.measured(self.tile, self.built.result())
+        try:
+            prepared = self.task.result()
+        except Rejected as error:
+            return Candidate(self.tile, None, str(error))
+        return self.objective.measured(self.tile, prepared)
 
 
 def _by_time(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -186,7 +240,3 @@ def _by_time(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _seconds(candidate: Candidate) -> float:
     return float("inf") if candidate.time is None else candidate.time.seconds
-
-
-def _workers() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("spawn"))

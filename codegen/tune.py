@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from .choose import Winner, choose
+from .choose import Winner
 from .compile import version_text
 from .engines.emulated import EmulatedEngine
-from .errors import NothingFound, UsageError
+from .errors import UsageError
+from .fleet import Job, search_measured, search_predicted
 from .load import source_sha256
 from .measure import Timing
-from .measuring.contention import device_identity, device_lock
-from .measuring.process import Measurer
-from .measuring.trial import on_device
-from .objective import Candidate, Measured, build
+from .objective import Candidate, Time, build
+from .spec.defaults import default_tile
 from .spec.gpu import Gpu
 from .spec.kernel import KernelName, KernelSpec
 from .spec.problem import Pass, Problem
 from .spec.record import Evidence, Record, check_writable, read_records, record_path, write_record
+from .spec.search import Search, TimedTile
 from .spec.tile import Tile
 from .verify import why_wrong
 
@@ -38,6 +37,7 @@ class Tuned:
     winner: Winner
     record: Record
     path: Path
+    unchanged: bool = False  # the record was there already
 
 
 def tune_kernel(
@@ -49,62 +49,59 @@ def tune_kernel(
     trials: int,
     seed: int = 0,
     by: By = "auto",
+    storage: str | None = None,
+    workers: int = 1,
     progress: Callable[[Candidate], None] = lambda candidate: None,
 ) -> Tuned:
     """Search the tiles of one kernel and record the winner, once the emulator finds it right.
 
-    By measured time if `gpu` is present, else by predicted time, unless `by` says which. Raises UsageError before any
-    work if `folder` cannot be written, or if it holds a measured record that a predicted one would replace;
-    NothingFound if no candidate is valid; MeasuringBroken.
+    By measured time if `gpu` is present, else by predicted time, unless `by` says which. What the study in `storage`
+    knows is not tried again; without a storage the search leaves nothing but its record. `workers` processes share the
+    work. Raises UsageError before any work if `folder` cannot be written, if it holds a measured record that a
+    predicted one would replace, or if `storage` cannot be opened; NothingFound if no candidate is valid;
+    MeasuringBroken; StorageLost.
     """
     check_writable(folder)
-    device = device_for(gpu, by)
+    job = Job(kernel=kernel, problem=problem, gpu=gpu, trials=trials, seed=seed, storage=storage, workers=workers)
+    devices = devices_for(gpu, by)
 
     def verify(spec: KernelSpec) -> str:
+        if _verified(folder, job, spec):
+            return ""
         return why_wrong(build(spec), problem, gpu, partial(EmulatedEngine, check_races=True))
 
-    search = partial(choose, kernel, problem, gpu, seed=seed, verify=verify, progress=progress)
-    if device is None:
-        _refuse_to_replace(folder, kernel, problem, gpu)
-        winner = search(trials=trials)
+    if devices:
+        winner = search_measured(job, devices, verify=verify, progress=progress)
     else:
-        with ExitStack() as held:
-            held.enter_context(device_lock(device_identity(device)))
-            first = predicted_order(kernel, problem, gpu, trials=trials // 2, seed=seed)
-            measurer = held.enter_context(Measurer(partial(on_device, kernel, problem, gpu, device)))
-            winner = search(trials=trials, first=first, objective=partial(Measured, kernel, problem, gpu, measurer))
-    record = record_of(winner, problem, gpu)
-    return Tuned(winner, record, write_record(folder, record))
+        _refuse_to_replace(folder, kernel, problem, gpu)
+        winner = search_predicted(job, verify=verify, progress=progress)
+    record, path = record_of(winner, problem, gpu, seed=seed), record_path(folder, gpu.key)
+    unchanged = record in read_records(path)
+    return Tuned(winner, record, path if unchanged else write_record(folder, record), unchanged)
 
 
-def device_for(gpu: Gpu, by: By) -> int | None:
-    """The index of the present device that is a `gpu`; None if times are to be predicted.
+def devices_for(gpu: Gpu, by: By) -> Sequence[int]:
+    """The indices of the present devices that are a `gpu`; none if times are to be predicted.
 
     Raises UsageError if they must be measured and cannot be.
     """
     if by == "predicted":
-        return None
-    from .engines.driver import find_device, why_no_cuda
+        return ()
+    from .engines.driver import find_devices, why_no_cuda
 
-    index = find_device(gpu)
-    reason = f"no {gpu.key} is here to measure on." if index is None else why_no_cuda()
+    indices = find_devices(gpu)
+    reason = why_no_cuda() if indices else f"no {gpu.key} is here to measure on."
     if reason and by == "measured":
         raise UsageError(f"{reason} Without --times measured, times are predicted.")
-    return None if reason else index
+    return () if reason else indices
 
 
-def predicted_order(
-    kernel: KernelName, problem: Problem, gpu: Gpu, *, trials: int, seed: int, count: int = 8
-) -> Sequence[Tile]:
-    """The tiles that the model would try first. It orders them and no more: its times stay in its own search."""
-    if trials < 1:
-        return ()
-    try:
-        winner = choose(kernel, problem, gpu, trials=trials, seed=seed)
-    except NothingFound:
-        return ()
-    timed = [(c.time.seconds, n, c.tile) for n, c in enumerate(winner.candidates) if c.time is not None]
-    return [tile for _, _, tile in sorted(timed)[:count]]
+def _verified(folder: Path, job: Job, spec: KernelSpec) -> bool:
+    """Whether a record says of this very text that it passed the check."""
+    return any(
+        record.spec == spec and record.source_sha256 == source_sha256(spec) and record.nvrtc == version_text()
+        for record in read_records(record_path(folder, job.gpu.key))
+    )
 
 
 def _refuse_to_replace(folder: Path, kernel: KernelName, problem: Problem, gpu: Gpu) -> None:
@@ -122,16 +119,29 @@ def _refuse_to_replace(folder: Path, kernel: KernelName, problem: Problem, gpu: 
             )
 
 
-def record_of(winner: Winner, problem: Problem, gpu: Gpu) -> Record:
+def record_of(winner: Winner, problem: Problem, gpu: Gpu, *, seed: int) -> Record:
     """What is kept of a search."""
     spec, time = winner.spec, winner.time
+    wrong = {text.partition(": ")[0] for text in winner.rejected}  # keys: fast, and no answer
+
+    def valid(tile: Tile, time: Time | None) -> float | None:
+        return None if time is None or replace(spec, tile=tile).key in wrong else _ms(time)
+
+    tile = default_tile(spec.kernel, problem, gpu)
+    ms = valid(tile, winner.default)
+    default = None if ms is None else TimedTile(tile=tile, time_ms=ms)
+    tried = [(c.tile, valid(c.tile, c.time)) for c in winner.candidates]
     return Record(
         gpu=gpu.key, sm=gpu.sm, kernel=spec.kernel, dtype=spec.dtype, d=spec.d, causal=spec.causal,
         B=problem.B, Hq=problem.Hq, Hk=problem.kv_heads, Nq=problem.Nq, Nk=problem.keys, tile=spec.tile,
         evidence=Evidence(
-            kind=time.kind, time_ms=round(time.seconds * 1e3, 5),
-            tflops=round(time.tflops, 1), spread=round(time.spread, 3), by=time.by, trials=len(winner.candidates),
-            samples=time.samples if isinstance(time, Timing) else 0,
+            kind=time.kind, time_ms=_ms(time), tflops=round(time.tflops, 1), spread=round(time.spread, 3), by=time.by,
+            trials=len(winner.candidates), samples=time.samples if isinstance(time, Timing) else 0,
         ),
         source_sha256=source_sha256(spec), nvrtc=version_text(),
+        search=Search.of(tried, spec.tile, default, seed=seed, pruned=winner.saved),
     )  # fmt: skip
+
+
+def _ms(time: Time) -> float:
+    return round(time.seconds * 1e3, 5)

@@ -6,7 +6,7 @@ Nothing of CUDA is touched by importing this file.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -153,19 +153,21 @@ def why_no_cuda() -> str:
 
 def find_device(gpu: Gpu) -> int | None:
     """The index of the first device present that is a `gpu`; None if there is none. Makes no context."""
+    return next(iter(find_devices(gpu)), None)
+
+
+def find_devices(gpu: Gpu) -> list[int]:
+    """The indices of all devices present that are a `gpu`. Makes no context."""
     from cupy.cuda import runtime
 
+    found: list[int] = []
     try:
         for index in range(runtime.getDeviceCount()):
             seen = runtime.getDeviceProperties(index)
-            try:
-                found = identify(
-                    seen["name"].decode(), sms=seen["multiProcessorCount"], sm=10 * seen["major"] + seen["minor"]
-                )
-            except UnknownGpu:
-                continue
-            if found.key == gpu.key:
-                return index
+            with suppress(UnknownGpu):
+                name, sm = seen["name"].decode(), 10 * seen["major"] + seen["minor"]
+                if identify(name, sms=seen["multiProcessorCount"], sm=sm).key == gpu.key:
+                    found.append(index)
     except runtime.CUDARuntimeError:  # no driver
-        return None
-    return None
+        return []
+    return found

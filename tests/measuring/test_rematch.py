@@ -60,7 +60,7 @@ class Now:
         value = work(*args)
         return SimpleNamespace(result=lambda: value)
 
-    def shutdown(self, **options: Any) -> None:
+    def close(self) -> None:
         return None
 
 
