@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flashsmith.compile import Binary, compile_source
 from flashsmith.load import load_pass
-from flashsmith.predict import predict, predict_pass, sizes_of, work_of
+from flashsmith.predict import board_of, predict, predict_pass, sizes_of, work_of
 from flashsmith.reference import visible
 from flashsmith.render import render
 from flashsmith.run import grid
+from flashsmith.sass import disassemble, predict_time
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import GPUS, find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
@@ -42,7 +43,7 @@ def test_tiles_of_a_block_are_those_that_see_something(kernel: KernelName, Nq: i
     got = tiles_per_block(spec, sizes_of(problem))
     if kernel in ("forward", "dq"):
         want = [int(np.nonzero(row)[0].max(initial=-1)) + 1 for row in seen]
-        heads = 4 if kernel == "forward" else 1  # its blocks mix the heads that share the L2 cache
+        heads = 4 if kernel == "forward" and causal else 1  # its blocks then mix heads that share the L2 cache
         assert sorted(got) == sorted(want * heads) and (not causal or list(got) == sorted(got, reverse=True))
     else:
         want = [2 * (rows - int(np.nonzero(column)[0].min(initial=rows))) for column in seen.T]
@@ -102,6 +103,25 @@ def test_every_served_gpu_has_a_prediction(key: str) -> None:
     binary = compile_source(render(KernelSpec.of("forward", problem, tile, gpu.sm)))
     prediction = predict(binary, problem, gpu)
     assert 0.3 * gpu.peak_tflops < prediction.tflops < gpu.peak_tflops
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(("kernel", "products"), [("forward", 4), ("fused", 10)])
+def test_the_loop_holds_whole_tiles_and_runs_as_often_as_the_flops_say(
+    kernel: KernelName, products: int, d: int
+) -> None:
+    """u tiles an iteration: u * 4 Br Bc d / (4096 warps) HMMA forward, u * 10 ... fused; as many tiles as N has."""
+    problem = Problem(dtype="bf16", d=d, B=2, Nq=8192)
+    spec = spec_of(kernel, problem)
+    function = disassemble(compile_source(render(spec)).cubin).functions[kernel]
+    Br, Bc = spec.tile.Br, spec.tile.Bc  # type: ignore[union-attr]
+    a_tile = products * Br * Bc * d // (4096 * spec.tile.warps)
+    hmma = [sum(i.base == "HMMA" for i in part) for part in function.trace]
+    unrolled, rest = divmod(hmma[1], a_tile)
+    assert unrolled >= 1 and rest == 0
+    time = predict_time(function, board_of(A100), work_of(spec, sizes_of(problem)))
+    tiles = -(-problem.keys // Bc) if kernel == "forward" else problem.Nq // Br
+    assert time.iterations * unrolled == pytest.approx(tiles - (hmma[0] + hmma[2]) / a_tile)
 
 
 def test_the_same_kernel_on_a_slower_board_is_slower(kernels: dict[Pass, dict[KernelName, Binary]]) -> None:

@@ -1,13 +1,16 @@
-"""Predict the time of a pass."""
+"""Predict the time of a pass, or of one launch of any cubin."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import typer
+
+from ..errors import CannotPredict, UsageError
 from ..spec.gpu import served_gpu
 from ..spec.problem import Problem
-from . import show
+from . import show_predict
 from .app import app
 from .options import (
     BatchOption,
@@ -27,12 +30,27 @@ from .options import (
     Which,
 )
 from .output import print_json
+from .predict_cubin import (
+    BlockOption,
+    CubinOption,
+    FlopsOption,
+    FunctionOption,
+    GridOption,
+    HbmOption,
+    RareOption,
+    SmemOption,
+    predict_file,
+)
 from .request import binaries_of
+
+OF_BOTH = frozenset({"gpu", "as_json"})
+OF_A_CUBIN = frozenset({"cubin", "function", "grid", "block", "smem", "flops", "hbm_bytes", "rare"})
 
 
 @app.command()
 def predict(
-    which: Which,
+    context: typer.Context,
+    which: Annotated[Which | None, typer.Argument(help="A pass of ours; leave it out with --cubin.")] = None,
     gpu: GpuOption = "auto",
     dtype: DtypeOption = "bf16",
     d: DimOption = 128,
@@ -46,19 +64,56 @@ def predict(
     tile: TileOption = "",
     kernel: KernelOption = None,
     source: SourceOption = None,
+    cubin: CubinOption = None,
+    function: FunctionOption = None,
+    grid: GridOption = None,
+    block: BlockOption = None,
+    smem: SmemOption = 0,
+    flops: FlopsOption = 0.0,
+    hbm_bytes: HbmOption = None,
+    rare: RareOption = 1.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict the time of a pass from its machine code, and say what bounds it."""
-    from ..predict import ERROR, pass_tflops, predict_pass
+    """Predict the time of a pass of ours (forward or backward), or of one launch of any --cubin, from machine code.
 
-    problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
+    Says how busy each pipe is and what bounds the kernel. Needs no GPU.
+    """
+    _refuse_what_is_not_of(OF_A_CUBIN if cubin else frozenset(context.params) - OF_A_CUBIN, context)
+    if cubin is not None and which is None:
+        predict_file(cubin, function, gpu, grid, block, smem, flops, hbm_bytes, rare, as_json)
+    elif cubin is None and which is not None:
+        problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
+        _predict_pass(which, problem, gpu, deterministic, kernel, tile, source, as_json)
+    else:
+        raise UsageError("predict what? Either forward or backward, or one launch of --cubin FILE.")
+
+
+def _predict_pass(
+    which: Which, problem: Problem, gpu: str, deterministic: bool, kernel: KernelOption, tile: str,
+    source: SourceOption, as_json: bool,
+) -> None:  # fmt: skip
+    from ..predict import ERROR, pass_tflops, predict_pass
+    from ..sass import SassError
+
     target = served_gpu(gpu)
-    predictions = predict_pass(
-        binaries_of(which.value, problem, target, deterministic, kernel, tile, source), problem, target
-    )
+    binaries = binaries_of(which.value, problem, target, deterministic, kernel, tile, source)
+    try:
+        predictions = predict_pass(binaries, problem, target)
+    except SassError as error:
+        raise CannotPredict(str(error)) from error
     tflops = pass_tflops(predictions, which.value, problem)
     if as_json:
         kernels = [{**asdict(p), "pipes": dict(p.pipes)} for p in predictions]
         print_json({"evidence": "predicted", "tflops": tflops, "mean_error": ERROR, "kernels": kernels})
     else:
-        show.predictions(predictions, tflops, target, ERROR)
+        show_predict.predictions(predictions, tflops, target)
+
+
+def _refuse_what_is_not_of(asked: frozenset[str], context: typer.Context) -> None:
+    """A pass and a cubin are asked for in different words: those of the other would be ignored."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in asked | OF_BOTH | {"which"} and source is not None and source.name == "COMMANDLINE":
+            why = "goes with --cubin FILE" if name in OF_A_CUBIN else "is for a pass of ours, and a --cubin has its own"
+            raise UsageError(f"{parameter.opts[0]} {why}.")

@@ -34,13 +34,15 @@ TILED = ("forward", "fused", "dkdv", "dq")
 
 
 def parts(folder: Path) -> tuple[Part, ...]:
-    """The plan: correctness, then tuning, so that the bench times tuned kernels, then what a model needs.
+    """The plan: correctness; the microbenchmarks, which are short and settle a model's constants; tuning, so that the
+    bench times tuned kernels; then what a model is judged by.
 
     The limits add up to more than the day has, since few parts need theirs; what is left over when time is up is not
     started, and a second call with the same folder does it.
     """
     day = partial(_module, "flashsmith.gpuday.work")
     tests = Part(name="tests", seconds=120, command=day("tests"), why_not=partial(_missing, "pytest"))
+    rates = Part(name="rates", seconds=60, command=day("rates"))
     environment = Part(name="environment", seconds=45, command=day("environment"), vital=True)
     sanitizer = Part(name="sanitizer", seconds=60, command=day("sanitizer"))
     memory = Part(name="memory", seconds=30, command=day("memory"))
@@ -54,7 +56,7 @@ def parts(folder: Path) -> tuple[Part, ...]:
     benches = [Part(name=f"bench {_name(*c)}", seconds=60, command=day("bench", *map(str, c))) for c in CONFIGS]
     tiles = [Part(name=f"tiles {kernel}", seconds=45, command=day("tiles", kernel)) for kernel in TILED]
     flex = Part(name="flex", seconds=60, command=day("flex"))
-    return (environment, tests, *tuned, *benches, *tiles, memory, sanitizer, flex)
+    return (environment, tests, rates, *tuned, *benches, *tiles, memory, sanitizer, flex)
 
 
 def _name(d: int, causal: bool) -> str:

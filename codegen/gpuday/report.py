@@ -47,6 +47,21 @@ def _tests(found: Found) -> Iterable[str]:
     yield from (f"- skipped {x['test']}: {x['why']}" for x in found["skipped"])
 
 
+def _rates(found: Found) -> Iterable[str]:
+    rows = [
+        (r["benchmark"] + (f", {r['data']} data" if "data" in r else ""), str(r["warps"]), str(r["sms"]),
+         f"{r['cycles']:.2f}" if "cycles" in r else "-", f"{r['rate']:.3f}" if "rate" in r else "-", r["unit"])
+        for r in found
+    ]  # fmt: skip
+    yield from _table(("benchmark", "warps", "SMs", "cycles a step", "rate", "unit"), rows)
+    yield ""
+    yield from (f"- {r['benchmark']}: {r['failure']}" for r in found if "failure" in r)
+    yield from (
+        f"- {r['benchmark']}: two warps of a sub-partition are {r['gap']:.2f} of a stamp's time apart, "
+        f"the younger ahead in {r['younger_first']:.0%}" for r in found if "gap" in r
+    )  # fmt: skip
+
+
 def _tune(found: Found) -> Iterable[str]:
     rows = [
         (r["kernel"], _flat(r["tile"]), f"{r['evidence']['time_ms']:.4f}", f"{r['evidence']['tflops']:.0f}",
@@ -97,8 +112,8 @@ def _sanitizer(found: Found) -> Iterable[str]:
 
 
 SECTIONS: dict[str, Callable[[Found], Iterable[str]]] = {
-    "environment": _environment, "tests": _tests, "tune": _tune, "bench": _bench, "flex": _bench, "tiles": _tiles,
-    "memory": _memory, "sanitizer": _sanitizer,
+    "environment": _environment, "tests": _tests, "rates": _rates, "tune": _tune, "bench": _bench, "flex": _bench,
+    "tiles": _tiles, "memory": _memory, "sanitizer": _sanitizer,
 }  # fmt: skip
 
 

@@ -44,6 +44,17 @@ def tests(tell: Tell) -> None:
         raise SystemExit(f"{len(found['failed'])} tests failed: {found['failed'][0]['test']}")
 
 
+def rates(tell: Tell) -> None:
+    """Microbenchmarks of pipes, memory path and clock: what the constants of a timing model follow from."""
+    from ..engines.driver import cuda_device
+    from .rates import measured_rates
+
+    found: list[dict[str, Any]] = []
+    for each in measured_rates(cuda_device()):
+        found.append(each)
+        tell(found)
+
+
 def sanitizer(tell: Tell) -> None:
     """compute-sanitizer over every kernel at a tiny shape."""
     from .machine import run_sanitizers
@@ -131,7 +142,7 @@ def _bench(tell: Tell, asked: Any, served: Any) -> None:
 
 
 PARTS: dict[str, Callable[..., None]] = {
-    f.__name__: f for f in (environment, tests, sanitizer, tune, bench, flex, tiles, memory)
+    f.__name__: f for f in (environment, tests, rates, sanitizer, tune, bench, flex, tiles, memory)
 }
 
 

@@ -10,6 +10,7 @@ from .bound import static_bound
 from .control import Control, decode_control
 from .elf import Resources, resource_usage
 from .errors import (
+    BadConstants,
     BadCubin,
     DisassemblerMissing,
     DoesNotFit,
@@ -21,10 +22,12 @@ from .errors import (
 from .instruction import Instruction
 from .kernel_time import KernelTime, predict_time
 from .listing import Function, Listing, disassemble
+from .measured import as_measured, constants_version
 from .occupancy import blocks_per_sm
 from .path import LoopSummary, Trace
 
 __all__ = [
+    "BadConstants",
     "BadCubin",
     "Board",
     "Control",
@@ -43,7 +46,9 @@ __all__ = [
     "UnknownOpcode",
     "Work",
     "annotate",
+    "as_measured",
     "blocks_per_sm",
+    "constants_version",
     "decode_control",
     "disassemble",
     "predict_time",

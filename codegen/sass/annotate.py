@@ -21,7 +21,7 @@ def annotate(code: Listing | bytes, source: str) -> str:
     origins = _origins(listing.cubin)
     main_file = _main_file(origins)
     text = source.splitlines()
-    parts = [f"sm_{listing.sm}\n"]
+    parts = [f"{listing.target}\n"]
     for name, function in listing.functions.items():
         parts.append(_annotate_function(function, origins.get(name, {}), text, main_file))
     return "\n".join(parts)

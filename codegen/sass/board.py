@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .rates import MEMORY_PATH, MemoryPath, PipeRates
+
 
 @dataclass(frozen=True, slots=True)
 class Board:
@@ -26,6 +28,8 @@ class Board:
     hbm_gb_per_s: float
     max_blocks_per_sm: int = 32
     wgmma_flops_per_clock_sm: float = 4096.0
+    path: MemoryPath = MEMORY_PATH
+    pipes: PipeRates | None = None  # None: those of the architecture in rates.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from .block_time import flops_of
 from .board import Board, Work
 from .errors import MissingWork
-from .kernel_time import has_tensor_work, memory_seconds, serial_seconds
+from .kernel_time import memory_seconds, serial_seconds
 from .listing import Function
 from .load import sum_load
 from .plan import plan_steps
@@ -19,7 +19,7 @@ def static_bound(function: Function, board: Board, work: Work) -> float:
     """
     memory, serial = memory_seconds(board, work), serial_seconds(board, work)
     trace = function.trace
-    if not has_tensor_work(trace):
+    if not trace.uses_tensor_cores:
         return memory + serial
     if work.rare_share < 1:
         trace = function.short_trace

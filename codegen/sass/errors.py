@@ -27,3 +27,7 @@ class DoesNotFit(SassError):
 
 class MissingWork(SassError):
     """The launch lacks a number (FLOPs or bytes) without which no time follows."""
+
+
+class BadConstants(SassError):
+    """A file of measured constants that cannot be read, or a constant that no machine has."""

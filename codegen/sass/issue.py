@@ -11,14 +11,14 @@ from .board import Board
 from .errors import SassError
 from .occupancy import SUB_PARTITIONS
 from .plan import BARRIER, COMMIT, COPY, LOAD, READ, REDUCE, Step
-from .rates import MEMORY, MEMORY_PATH
+from .rates import MEMORY
 
 NEVER = 1e18
 QUEUE_TO_PIPE = 3.0  # cycles from the address unit to the shared pipe [?]
 OPERANDS_READ = 6.0  # a memory instruction frees its source registers so long after it starts (9-13 from issue [L])
-ARITHMETIC_READ = 2.0  # the same for the other pipes, after the pipe
-STORED = 10.0  # a store's data is in shared memory so long after its wavefronts
-QUEUED = 30.0  # LDGSTS and RED release their own write scoreboard so long after they start
+ARITHMETIC_READ = 2.0  # the same for the other pipes, after the pipe [?]
+STORED = 10.0  # a store's data is in shared memory so long after its wavefronts [?]
+QUEUED = 30.0  # LDGSTS and RED release their own write scoreboard so long after they start [?]
 
 
 class Multiprocessor:
@@ -39,11 +39,12 @@ class Multiprocessor:
         self.arrived = [0] * blocks
         self.ready_but_barred = [0.0] * count
         self.pipe_free = [[0.0] * 4 for _ in range(SUB_PARTITIONS)]
-        self.queue = [[0.0] * MEMORY_PATH.queue_depth for _ in range(SUB_PARTITIONS)]
+        self.path = board.path
+        self.queue = [[0.0] * self.path.queue_depth for _ in range(SUB_PARTITIONS)]
         self.address_free = [0.0] * SUB_PARTITIONS
         self.shared_free = self.l2_free = 0.0
         self.l2_rate, self.l2_latency = board.l2_bytes_per_clock_sm, board.l2_latency
-        self.priority = _priorities(count, MEMORY_PATH.greedy)
+        self.priority = _priorities(count, self.path.greedy)
         self.issued = [-1.0] * SUB_PARTITIONS
         self.current: list[list[int]] = [list(range(s, count, SUB_PARTITIONS)) for s in range(SUB_PARTITIONS)]
         self.time = [NEVER] * SUB_PARTITIONS  # of the next issue of each sub-partition, and the warp that makes it
@@ -134,7 +135,7 @@ class Multiprocessor:
         self, s: int, w: int, now: float, kind: int, held: float, later: float, l2_bytes: int
     ) -> tuple[float, float]:
         """Send a memory instruction down the shared pipe: when its result is there, when its operands are read."""
-        path = MEMORY_PATH
+        path = self.path
         address = max(self.address_free[s], now)
         self.address_free[s] = address + path.address_cycles
         start = max(address + QUEUE_TO_PIPE, self.shared_free)
@@ -168,7 +169,7 @@ class Multiprocessor:
         if self.arrived[block] < self.warps_of_a_block:
             return
         self.arrived[block] = 0
-        opens = now + MEMORY_PATH.barrier_cycles
+        opens = now + self.path.barrier_cycles
         first = block * self.warps_of_a_block
         for x in range(first, first + self.warps_of_a_block):
             self.ready[x] = max(opens, self.ready_but_barred[x])

@@ -11,10 +11,9 @@ from .listing import Function
 from .load import PIPE_NAMES
 from .occupancy import blocks_per_sm
 from .path import Trace
-from .tensor import TENSOR
-from .warpgroup import uses_warpgroups, warpgroup_block
+from .warpgroup import warpgroup_block
 
-HBM_SHARE = 0.85  # of the data sheet's rate that a streaming kernel reaches (docs/model.md)
+HBM_SHARE = 0.85  # of the data sheet's rate that a streaming kernel reaches [?]
 LIMIT_SHARE = 0.9  # a pipe less busy than this does not bound a loop by itself
 FEW = 0.1  # a share of iterations too small for the start phases to matter
 WASTED_SHARE = 0.15  # of the slots empty on average: worth a word in `bound_by`
@@ -48,7 +47,7 @@ def predict_time(function: Function, board: Board, work: Work) -> KernelTime:
     fitting = blocks_per_sm(function.registers, function.static_smem_bytes, work, board)
     resident = max(1, min(fitting, -(-work.blocks // board.sms)))
     trace = function.trace
-    if not has_tensor_work(trace):
+    if not trace.uses_tensor_cores:
         return _memory_time(function, board, work, resident)
     if work.tensor_flops <= 0:
         raise MissingWork(f"{function.name} takes its trip count from Work.tensor_flops, which is {work.tensor_flops}")
@@ -79,7 +78,7 @@ def _block(function: Function, board: Board, work: Work, resident: int) -> Block
     share = work.rare_share
 
     def timed(trace: Trace, phases: Sequence[float] = PHASES) -> BlockTime:
-        if uses_warpgroups(trace):
+        if trace.uses_warpgroups:
             specialised = any(i.base == "USETMAXREG" for i in function.instructions)
             return warpgroup_block(trace, board, work.warps, resident, specialised)
         return simulated_block(trace, board, work.warps, resident, phases)
@@ -92,11 +91,6 @@ def _block(function: Function, board: Board, work: Work, resident: int) -> Block
     with_rare = timed(function.trace, PHASES[:1] if share < FEW else PHASES)
     without = timed(function.short_trace, PHASES[:1] if share > 1 - FEW else PHASES)
     return blend(with_rare, without, share)
-
-
-def has_tensor_work(trace: Trace) -> bool:
-    """Whether any instruction of the path runs on tensor cores."""
-    return any(i.base in TENSOR for part in trace for i in part)
 
 
 def memory_seconds(board: Board, work: Work) -> float:

@@ -25,6 +25,7 @@ LINE = re.compile(
     r"\s+/\* 0x(?P<high>[0-9a-f]+) \*/",
     re.M,
 )
+TARGET = re.compile(r"^\s*\.target\s+sm_\d+(a?)", re.M)
 REMARK = re.compile(r"\s*\(\*(?!\"BRANCH_TARGETS).*?\*\)")  # (*"SpillRefill"*) and the like stand inside the text
 
 
@@ -87,9 +88,15 @@ class Listing:
     sm: int
     functions: dict[str, Function]
     cubin: bytes = field(repr=False)
+    variant: str = ""  # "a": instructions of this very sm, which no other runs
+
+    @property
+    def target(self) -> str:
+        """What it is built for: "sm_80", "sm_90a"."""
+        return f"sm_{self.sm}{self.variant}"
 
     def __str__(self) -> str:
-        return "\n\n".join([f"sm_{self.sm}", *map(str, self.functions.values())]) + "\n"
+        return "\n\n".join([self.target, *map(str, self.functions.values())]) + "\n"
 
 
 def disassemble(cubin: bytes) -> Listing:
@@ -105,7 +112,8 @@ def disassemble(cubin: bytes) -> Listing:
         functions[name] = Function(name, instructions, labels, *usage[name])
     if not functions:
         raise BadCubin(f"nvdisasm found no kernel in a cubin of {len(cubin)} bytes")
-    return Listing(read_sm(cubin), functions, cubin)
+    target = TARGET.search(text)
+    return Listing(read_sm(cubin), functions, cubin, target.group(1) if target else "")
 
 
 def run_nvdisasm(cubin: bytes, *options: str) -> str:

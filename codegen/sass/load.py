@@ -6,7 +6,7 @@ from typing import NamedTuple
 from .board import Board
 from .occupancy import SUB_PARTITIONS
 from .plan import REDUCE, STORE, Step
-from .rates import MEMORY, MEMORY_PATH
+from .rates import MEMORY
 
 SM_WIDE = frozenset({"shared", "l2"})  # one pipe for the SM; the others exist in each sub-partition
 PIPE_NAMES = {
@@ -49,7 +49,7 @@ def sum_load(steps: Sequence[Step], board: Board) -> Load:
         elif pipe == MEMORY:
             shared += held
             if kind != STORE:  # as in the simulation: nobody waits for stored data
-                rate = MEMORY_PATH.reduction_bytes_per_clock if kind == REDUCE else board.l2_bytes_per_clock_sm
+                rate = board.path.reduction_bytes_per_clock if kind == REDUCE else board.l2_bytes_per_clock_sm
                 l2 += l2_bytes / rate
     fma, alu, special, tensor = busy
     return Load(tensor, shared, fma, alu, special, float(len(steps)), l2)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .flow import Graph, Loop
 from .instruction import Instruction
 from .rates import ASYNCHRONOUS_OPCODES, GLOBAL_MEMORY
-from .tensor import TENSOR, tensor_flops
+from .tensor import TENSOR, WARPGROUP_TENSOR, tensor_flops
 
 
 class Trace(NamedTuple):
@@ -22,6 +22,16 @@ class Trace(NamedTuple):
     prologue: tuple[Instruction, ...]
     loop: tuple[Instruction, ...]
     epilogue: tuple[Instruction, ...]
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        """Whether any of it runs on tensor cores."""
+        return any(i.base in TENSOR for part in self for i in part)
+
+    @property
+    def uses_warpgroups(self) -> bool:
+        """Whether the loop's tensor instructions are those of warpgroups, which run on their own (wgmma)."""
+        return any(i.base in WARPGROUP_TENSOR for i in self.loop)
 
 
 class LoopSummary(NamedTuple):

@@ -11,7 +11,6 @@ from .rates import (
     CONTROL,
     GLOBAL_MEMORY,
     MEMORY,
-    MEMORY_PATH,
     SPECIAL,
     TENSOR_CORE,
     VARIABLE_READS,
@@ -74,21 +73,22 @@ def instruction_cost(instruction: Instruction, board: Board) -> Cost:
     pipe = pipe_of(base)
     if instruction.never_executes or (pipe == CONTROL and base not in KINDS and base not in VARIABLE_READS):
         return Cost(CONTROL, 1)
+    path = board.path
     if pipe == MEMORY:
         lane_bytes = bytes_of_a_lane(opcode)
         wavefronts = lane_bytes // 4  # passes of 128 bytes
-        held = max(wavefronts * MEMORY_PATH.wavefront_cycles, MEMORY_PATH.request_cycles)
+        held = max(wavefronts * path.wavefront_cycles, path.request_cycles)
         if KINDS[base] == COPY:
-            held += wavefronts * MEMORY_PATH.fill_share
-        later = MEMORY_PATH.local_latency if base == "LDL" else wavefronts * LATER_PER_WAVEFRONT.get(base, 0.0)
+            held += wavefronts * path.fill_share
+        later = path.local_latency if base == "LDL" else wavefronts * LATER_PER_WAVEFRONT.get(base, 0.0)
         return Cost(MEMORY, 1, KINDS[base], held, later, LANES * lane_bytes if base in GLOBAL_MEMORY else 0)
     if pipe == CONTROL:
         kind = PLAIN if opcode.startswith("BAR.ARV") else KINDS.get(base, PLAIN)  # arriving does not wait
-        return Cost(CONTROL, 1, kind, later=MEMORY_PATH.register_latency * (base in VARIABLE_READS))
+        return Cost(CONTROL, 1, kind, later=path.register_latency * (base in VARIABLE_READS))
     if pipe == TENSOR_CORE:
         return Cost(TENSOR_CORE, tensor_cycles(opcode, board))
-    later = MEMORY_PATH.special_latency if pipe == SPECIAL else 0.0
-    return Cost(pipe, pipe_cycles(base, pipe_rates(board.sm)), later=later)
+    later = path.special_latency if pipe == SPECIAL else 0.0
+    return Cost(pipe, pipe_cycles(base, board.pipes or pipe_rates(board.sm)), later=later)
 
 
 def tensor_cycles(opcode: str, board: Board) -> float:

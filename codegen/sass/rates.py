@@ -49,16 +49,16 @@ class MemoryPath:
     request_cycles: float = 2.0  # least time any request holds the pipe that all four sub-partitions share [L]
     wavefront_cycles: float = 1.0  # of that pipe for 128 bytes; LDSM.x4 has four [L]
     fill_share: float = 0.5  # fitted: further wavefronts when cp.async data is written to shared memory
-    shared_latency: float = 26.0  # fitted (24 [L]): request to result of a 32-bit shared load
+    shared_latency: float = 26.0  # fitted: request to result of a 32-bit shared load; [L] says 24
     address_cycles: float = 4.0  # a sub-partition's address unit takes one request in so many cycles [L]
     queue_depth: int = 5  # memory instructions a sub-partition buffers [L]
     reduction_bytes_per_clock: float = 24.0  # fitted: fp32 RED into L2, per multiprocessor
-    reduction_backlog: float = 600.0  # fitted: cycles the L2 port may lag before reductions stall the pipe
+    reduction_backlog: float = 600.0  # cycles the L2 port may lag before reductions stall the pipe [?], see model.md
     barrier_cycles: float = 20.0  # last arrival at BAR.SYNC to release [?]
     special_latency: float = 18.0  # MUFU and conversions, beyond the pipe's own cycles [?]
     register_latency: float = 20.0  # S2R, LDC and other reads of variable latency [?]
     local_latency: float = 10.0  # of a refill beyond a shared load's, when L1 hits [?]
-    greedy: bool = False  # fitted: loose round robin. [L] says greedy, then youngest; undecided
+    greedy: bool = False  # fitted: loose round robin; [L] says greedy, then youngest
 
 
 MEMORY_PATH = MemoryPath()

@@ -3,7 +3,8 @@
 Stall counts say nothing of how long an HGMMA runs, and producer and consumer warps run different code, so nothing is
 simulated. An iteration takes the tensor cores' time plus most of the exponentials' time: in FlashAttention-3's
 published forward figures (H100, d = 64, 128, 256: 497, 648, 756 TFLOP/s) tensor + 0.9 * special is within 4% of all
-three. It has been compared with nothing else; a backward, which waits for shared memory too, comes out too fast.
+three. A forward whose warpgroups wait for their own products (Triton's; docs/model.md) comes out much too fast, and so
+does a backward, which waits for shared memory too.
 """
 
 from .block_time import BlockTime, flops_of
@@ -13,15 +14,10 @@ from .load import Load, sum_load
 from .path import Trace
 from .plan import plan_steps
 from .rates import ASYNCHRONOUS_OPCODES
-from .tensor import WARPGROUP_TENSOR, WARPS_OF_A_GROUP, shared_operand_bytes
+from .tensor import WARPS_OF_A_GROUP, shared_operand_bytes
 
 SHARED_BYTES_PER_CLOCK = 128  # of an SM
 SPECIAL_EXPOSED = 0.9  # fitted: share of the exponentials that nothing covers
-
-
-def uses_warpgroups(trace: Trace) -> bool:
-    """Whether the main loop's tensor instructions are asynchronous."""
-    return any(i.base in WARPGROUP_TENSOR for i in trace.loop)
 
 
 def warpgroup_block(trace: Trace, board: Board, warps: int, resident: int, specialised: bool) -> BlockTime:

@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* x, int n) {
 
 
 @cache
-def compile_cubin(text: str, sm: int, *options: str) -> tuple[bytes, str]:
+def compile_cubin(text: str, sm: int | str, *options: str) -> tuple[bytes, str]:
     """(cubin, what ptxas says with -v)"""
     nvrtc = pytest.importorskip("cupy.cuda").nvrtc
     program = nvrtc.createProgram(text, "kernel.cu", [], [])

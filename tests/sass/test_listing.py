@@ -34,6 +34,12 @@ def test_resources_agree_with_ptxas(sm):
     assert usage.stack_bytes == 0
 
 
+@pytest.mark.parametrize("built", ["80", "90", "90a", "100a", "120a"])
+def test_a_variant_of_an_architecture_is_told(built):
+    listing = disassemble(compile_cubin(SCALE, built)[0])
+    assert listing.target == f"sm_{built}" and listing.sm == int(built.rstrip("a"))
+
+
 def test_resources_agree_with_cuobjdump(tmp_path: Path):
     cuobjdump = Path(find_nvdisasm()).with_name("cuobjdump")
     if not cuobjdump.is_file():

@@ -1,9 +1,14 @@
-"""Opcodes and architectures that no table knows are errors that name them."""
+"""Opcodes and architectures that no table knows are errors that name them; every constant has a source."""
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
-from flashsmith.sass import Control, Instruction, UnknownArchitecture, UnknownOpcode
+from flashsmith.sass import Control, Instruction, UnknownArchitecture, UnknownOpcode, issue, kernel_time, warpgroup
 from flashsmith.sass.plan import instruction_cost, plan_steps, tensor_cycles
-from flashsmith.sass.rates import pipe_rates
+from flashsmith.sass.rates import MemoryPath, pipe_rates
 from flashsmith.sass.tensor import shared_operand_bytes, tensor_flops
 
 from .boards import A100, H100
@@ -57,3 +62,31 @@ def test_guards_count_as_executed_but_for_the_padding():
     never = Instruction(0, "!PT", "LDS", "LDS RZ, [RZ]", Control(1, False, 7, 7, (), 0))
     assert instruction_cost(never, A100).held == 0
     assert instruction_cost(never._replace(guard="!P0"), A100).held == 2
+
+
+# ---- where the constants come from -------------------------------------------------------------------------------
+
+SOURCES = re.compile(r"\[[PLD?]\]|\bfitted\b")
+CONSTANT = re.compile(r"^ *(\w+)(?:: \w+)? = (?:[-\d.]+|False|True)(?: +# (.*))?$", re.M)
+CYCLES = ("QUEUE_TO_PIPE", "OPERANDS_READ", "ARITHMETIC_READ", "STORED", "QUEUED", "HBM_SHARE", "SPECIAL_EXPOSED")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "model.md"
+
+
+def remarks():
+    """What is said beside each physical constant of the model: fields of MemoryPath, and those of single modules."""
+    texts = [inspect.getsource(MemoryPath), *(inspect.getsource(module) for module in (issue, kernel_time, warpgroup))]
+    found = {name: remark for text in texts for name, remark in CONSTANT.findall(text)}
+    wanted = [*(field.name for field in fields(MemoryPath)), *CYCLES]
+    return {name: found[name] for name in wanted}
+
+
+def test_every_constant_names_its_source():
+    without = [name for name, remark in remarks().items() if not SOURCES.search(remark)]
+    assert not without
+
+
+def test_the_fitted_constants_are_the_six_of_the_document():
+    """Five in this package, and the A100's L2 rate in the table of GPUs."""
+    fitted = {name for name, remark in remarks().items() if re.search(r"\bfitted\b", remark)}
+    table = re.findall(r"^\| `(\w+)`[^|]*\| `[\w/.]+` \|", DOCUMENT.read_text(), re.M)
+    assert set(table) == fitted | {"l2_bytes_clk"} and len(table) <= 6

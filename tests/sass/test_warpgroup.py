@@ -2,7 +2,7 @@
 
 import pytest
 from flashsmith.sass.path import Trace
-from flashsmith.sass.warpgroup import uses_warpgroups, warpgroup_block
+from flashsmith.sass.warpgroup import warpgroup_block
 
 from .boards import H100
 from .listings import HMMA, make
@@ -38,5 +38,5 @@ def test_blocks_of_one_sm_take_turns():
 
 
 def test_kind_of_loop():
-    assert uses_warpgroups(Trace((), (QK,), ()))
-    assert not uses_warpgroups(Trace((), (make(HMMA),), ()))
+    assert Trace((), (QK,), ()).uses_warpgroups
+    assert not Trace((), (make(HMMA),), ()).uses_warpgroups
