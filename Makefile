@@ -1,4 +1,5 @@
 # make tune: set up .venv, tune a kernel for a GPU that need not be here.   make test: set up .venv, run every check.
+# make records: search the tiles that are shipped in tuned/ anew; what is there and fresh is kept.
 # make gpu: on a machine with a GPU, seven minutes: test, tune, bench and measure there; report.json and report.md in OUT.
 PYTHON ?= python3
 GPU ?= a100
@@ -8,7 +9,7 @@ TRIALS ?= 60
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: tune test gpu clean
+.PHONY: tune test gpu records clean
 
 tune: .venv/installed
 	$(BIN)/flashsmith tune --gpu $(GPU) --dtype bf16 --d 128 --causal --pass both --trials $(TRIALS)
@@ -18,6 +19,9 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+records: .venv/installed
+	$(BIN)/python tools/ship_records.py
 
 # With .venv if it is there, else with the Python that is: a borrowed machine may have no network to install from.
 gpu:

@@ -108,22 +108,30 @@ def _read(entry: cache.Entry) -> tuple[bytes, str, _Facts] | None:
 
 
 def _compile(source: Source, options: tuple[str, ...]) -> tuple[bytes, str, _Facts]:
+    return compile_text(source.spec.key, source.text, source.spec.sm, options)
+
+
+def compile_text(key: str, text: str, sm: int, options: tuple[str, ...]) -> tuple[bytes, str, _Facts]:
+    """Machine code and PTX of CUDA text, and what ptxas says of it; `key` names it in errors. Nothing is cached.
+
+    Raises CompileError with NVRTC's log and the lines it points at.
+    """
     from cupy.cuda import nvrtc
 
     supported = nvrtc.getSupportedArchs()
-    if source.spec.sm not in supported:
+    if sm not in supported:
         raise CompileError(
-            f"{source.spec.key}: NVRTC {version_text()} makes no code for sm_{source.spec.sm}; "
+            f"{key}: NVRTC {version_text()} makes no code for sm_{sm}; "
             f"it knows {', '.join(map(str, supported))}. Install another nvidia-cuda-nvrtc."
         )
-    program = nvrtc.createProgram(source.text, FILE, [], [])
+    program = nvrtc.createProgram(text, FILE, [], [])
     try:
         start = time.perf_counter()
         try:
             nvrtc.compileProgram(program, list(options))
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program).rstrip("\0")
-            raise CompileError(_explain(source, log)) from error
+            raise CompileError(_explain(key, text, log)) from error
         seconds = time.perf_counter() - start
         log = nvrtc.getProgramLog(program).rstrip("\0")
         # CuPy drops the file's last byte; nvdisasm and cuobjdump want it.
@@ -151,11 +159,11 @@ def _binary(source: Source, cubin: bytes, ptx: str, facts: _Facts, *, cached: bo
     return Binary(source=source, cubin=cubin, ptx=ptx, cached=cached, **values)
 
 
-def _explain(source: Source, log: str) -> str:
+def _explain(key: str, text: str, log: str) -> str:
     """NVRTC's log, and beside each line that it names the text around it."""
-    lines = source.text.splitlines()
+    lines = text.splitlines()
     shown: list[str] = []
     for number in sorted({int(n) for n in re.findall(rf"{re.escape(FILE)}\((\d+)\): error", log)})[:5]:
         first, last = max(1, number - 2), min(len(lines), number + 2)
         shown += [f"{'>' if n == number else ' '}{n:5d} | {lines[n - 1]}" for n in range(first, last + 1)] + [""]
-    return "\n".join([f"NVRTC refused {source.spec.key}:", "", log.strip(), "", *shown]).rstrip()
+    return "\n".join([f"NVRTC refused {key}:", "", log.strip(), "", *shown]).rstrip()

@@ -6,16 +6,18 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from . import paths
 from .compile import Binary, compile_source
 from .errors import NoTunedKernel, UsageError
-from .lookup import Rung, Step, steps, warn_once
+from .forms import COMPARED, Choice, choose_form
+from .lookup import Rung, Step, fitting, steps, warn_once
 from .render import Source, render
 from .spec.defaults import default_tile
 from .spec.gpu import Gpu, served_gpu
-from .spec.kernel import KernelName, KernelSpec, kernels_of
+from .spec.kernel import FORWARD, KernelName, KernelSpec
 from .spec.limits import why_illegal
 from .spec.problem import Pass, Problem
 from .spec.record import Evidence, Record, record_path
@@ -30,8 +32,13 @@ class Loaded:
 
     spec: KernelSpec
     rung: Rung
-    evidence: Evidence | None  # None for a default tile: nothing was timed
+    record: Record | None  # None for a default tile: nothing was timed
     found: str  # the file and the lengths of the record, or the rule
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """How the record's speed is known; None for a default tile."""
+        return self.record.evidence if self.record else None
 
     @property
     def tile(self) -> Tile:
@@ -70,7 +77,7 @@ def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", fol
         if step.rung != "record":
             _of_lower_rung(problem, kernel, target, step.rung, looked_for, f"{step.path} serves")
         spec = KernelSpec.of(kernel, problem, step.record.tile, target.sm)
-        return Loaded(spec=spec, rung=step.rung, evidence=step.record.evidence, found=step.found)
+        return Loaded(spec=spec, rung=step.rung, record=step.record, found=step.found)
     _of_lower_rung(problem, kernel, target, "default", looked_for, "a tile computed by arithmetic serves")
     return _default(problem, kernel, target, f"no record in {looked_for}")
 
@@ -78,10 +85,21 @@ def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", fol
 def load_pass(
     problem: Problem, which: Pass, gpu: str | Gpu = "auto", *, deterministic: bool = False, folder: Path | None = None
 ) -> dict[KernelName, Loaded]:
-    """The kernels of a pass, in the order of their launches."""
-    return {
-        kernel: load_best(problem, kernel, gpu, folder) for kernel in kernels_of(which, deterministic=deterministic)
-    }  # fmt: skip
+    """The kernels of a pass, in the order of their launches: of the backward, those of the form that serves."""
+    target = served_gpu(gpu) if isinstance(gpu, str) else gpu
+    kernels = backward_form(problem, target, deterministic, folder).kernels if which == "backward" else FORWARD
+    return {kernel: load_best(problem, kernel, target, folder) for kernel in kernels}
+
+
+def backward_form(
+    problem: Problem, target: Gpu, deterministic: bool = False, folder: Path | None = None
+) -> Choice:  # fmt: skip
+    """Whether the fused or the split backward serves `problem`: the faster by the records, split if it must be."""
+    if deterministic:
+        return Choice(form="split", reason="split: deterministic gradients were asked for")
+    folders = (folder or paths.user_tuned_dir(), paths.shipped_tuned_dir())
+    records = (r for kernel in COMPARED for r in fitting(problem, kernel, target, folders, why_stale))
+    return choose_form(records, problem, target)
 
 
 def ladder(problem: Problem, kernel: KernelName, target: Gpu, folder: Path | None = None) -> Iterator[Step]:
@@ -91,6 +109,7 @@ def ladder(problem: Problem, kernel: KernelName, target: Gpu, folder: Path | Non
     return steps(problem, recorded, target, folders, why_stale)
 
 
+@lru_cache(maxsize=4096)
 def source_sha256(spec: KernelSpec) -> str:
     """The hash by which a record knows the text that it speaks of."""
     return hashlib.sha256(render(spec).text.encode()).hexdigest()
@@ -139,4 +158,4 @@ def _default(problem: Problem, kernel: KernelName, target: Gpu, found: str) -> L
         raise NoTunedKernel(
             f"no record serves {kernel} {problem.text} on {target.key}, and the default does not fit: {reason}"
         )
-    return Loaded(spec=spec, rung="default", evidence=None, found=found)
+    return Loaded(spec=spec, rung="default", record=None, found=found)

@@ -51,6 +51,32 @@ def steps(
             yield _look(rung, path, name, problem, kernel, target, why_stale)
 
 
+def fitting(
+    problem: Problem, kernel: KernelName, target: Gpu, folders: Sequence[Path], why_stale: WhyStale
+) -> Iterator[Record]:
+    """Every record that may serve `problem`: of the same GPU, then of its class, in the order of `folders`."""
+    for name in (target.key, *(name for _, name in _same_class(target))):
+        for path in (record_path(folder, name) for folder in folders):
+            records, _ = _sorted_out(path, name, problem, kernel, target, why_stale)
+            yield from records
+
+
+def why_refused(record: Record, name: str, target: Gpu, why_stale: WhyStale) -> str | None:
+    """Why a record in the file of GPU `name` cannot serve `target`; None if it can."""
+    if record.gpu != name:
+        return f"gpu is {record.gpu}, in a file of {name}"
+    if record.sm != target.sm:
+        return f"sm is {record.sm}, and {target.key} has {target.sm}"
+    illegal = why_illegal(record.spec, target)
+    return f"tile is not legal: {illegal}" if illegal else why_stale(record)
+
+
+def distance(record: Record, problem: Problem) -> float:
+    """How far apart the lengths are, in powers of two; 0 if they are equal."""
+    pairs = ((record.Nq, problem.Nq), (record.Nk, problem.keys))
+    return sum(abs(math.log2(max(1, a) / max(1, b))) for a, b in pairs)
+
+
 def warn_once(key: Hashable, message: str, category: type[Warning] = LowerRung) -> None:
     """One warning for each key in the life of the process, whichever thread comes first."""
     with _lock:
@@ -67,39 +93,38 @@ _warned: set[tuple[type[Warning], Hashable]] = set()
 def _look(
     rung: Rung, path: Path, name: str, problem: Problem, kernel: KernelName, target: Gpu, why_stale: WhyStale
 ) -> Step:
-    asked = (kernel, problem.dtype, problem.d, problem.causal)
-    there = _records(path)
-    alike = [r for r in there if (r.kernel, r.dtype, r.d, r.causal) == asked]
-    fitting, refused = [], []
-    for record in alike:
-        reason = _why_foreign(record, name, target) or why_stale(record)
-        if reason is None:
-            fitting.append(record)
-            continue
-        refused.append(reason)
-        which = f"the record of {record.spec.key}, Nq={record.Nq}, Nk={record.Nk}"
-        told = f"{path}: {which} is passed over: {reason.rstrip('.')}."
-        warn_once((path, record, reason), told, StaleRecord)
-    best = min(fitting, key=lambda record: _distance(record, problem), default=None)
-    if best is not None and (rung != "record" or _distance(best, problem) == 0):
+    records, refused = _sorted_out(path, name, problem, kernel, target, why_stale)
+    best = min(records, key=lambda record: distance(record, problem), default=None)
+    if best is not None and (rung != "record" or distance(best, problem) == 0):
         return Step(rung=rung, path=path, record=best, why=f"Nq={best.Nq}, Nk={best.Nk}")
     if best is not None:
         why = f"no record of these lengths; the nearest is Nq={best.Nq}, Nk={best.Nk}"
     elif refused:
         why = "; ".join(dict.fromkeys(refused))
     else:
+        there = _records(path)
         why = f"{len(there)} records, none of {kernel} {problem.text}" if there else "no records"
     return Step(rung=rung, path=path, record=None, why=why)
 
 
-def _why_foreign(record: Record, name: str, target: Gpu) -> str | None:
-    """The field by which a record does not belong to its file or to the GPU; None if it does."""
-    if record.gpu != name:
-        return f"gpu is {record.gpu}, in a file of {name}"
-    if record.sm != target.sm:
-        return f"sm is {record.sm}, and {target.key} has {target.sm}"
-    illegal = why_illegal(record.spec, target)
-    return f"tile is not legal: {illegal}" if illegal else None
+def _sorted_out(
+    path: Path, name: str, problem: Problem, kernel: KernelName, target: Gpu, why_stale: WhyStale
+) -> tuple[list[Record], list[str]]:
+    """The records of a file that may serve, and why the others of the same kernel and problem may not."""
+    asked = (kernel, problem.dtype, problem.d, problem.causal)
+    serving, refused = [], []
+    for record in _records(path):
+        if (record.kernel, record.dtype, record.d, record.causal) != asked:
+            continue
+        reason = why_refused(record, name, target, why_stale)
+        if reason is None:
+            serving.append(record)
+            continue
+        refused.append(reason)
+        which = f"the record of {record.spec.key}, Nq={record.Nq}, Nk={record.Nk}"
+        told = f"{path}: {which} is passed over: {reason.rstrip('.')}."
+        warn_once((path, record, reason), told, StaleRecord)
+    return serving, refused
 
 
 def _records(path: Path) -> tuple[Record, ...]:
@@ -120,9 +145,3 @@ def _same_class(target: Gpu) -> list[tuple[Rung, str]]:
     alike = (target.sm, target.smem_sm_kb, target.tensor_flops_clk)
     others = [g for g in GPUS.values() if g.key != target.key and (g.sm, g.smem_sm_kb, g.tensor_flops_clk) == alike]
     return [("same class", g.key) for g in others]
-
-
-def _distance(record: Record, problem: Problem) -> float:
-    """How far apart the lengths are, in powers of two; 0 if they are equal."""
-    pairs = ((record.Nq, problem.Nq), (record.Nk, problem.keys))
-    return sum(abs(math.log2(max(1, a) / max(1, b))) for a, b in pairs)

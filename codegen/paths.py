@@ -26,9 +26,16 @@ def user_tuned_dir() -> Path:
     return Path(folder) if folder else _platformdirs().user_data_path("flashsmith") / "tuned"
 
 
+def user_studies_dir() -> Path:
+    """Journals of searches: FLASHSMITH_STUDIES_DIR, or the user's data folder. Not made by asking for it."""
+    folder = os.environ.get("FLASHSMITH_STUDIES_DIR")
+    return Path(folder) if folder else _platformdirs().user_data_path("flashsmith") / "studies"
+
+
 def shipped_tuned_dir() -> Path:
-    """Records that the package ships; never written to."""
-    return Path(str(files("flashsmith.tuned")))
+    """Records that the package ships, or those of FLASHSMITH_SHIPPED_DIR in their place; never written to."""
+    folder = os.environ.get("FLASHSMITH_SHIPPED_DIR")
+    return Path(folder) if folder else Path(str(files("flashsmith.tuned")))
 
 
 def _platformdirs() -> ModuleType:

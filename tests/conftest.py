@@ -1,4 +1,4 @@
-"""What every test stands on: a kernel cache of the run's own, no records of the user's, and golden files."""
+"""What every test stands on: a kernel cache of the run's own, no records and studies but its own, golden files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One kernel cache for all workers of a run, or the one that FLASHSMITH_TEST_KERNELS names; no records."""
+    """One kernel cache for all workers of a run, or that which FLASHSMITH_TEST_KERNELS names; nothing of the user's."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHSMITH_CACHE_DIR", os.environ.get("FLASHSMITH_TEST_KERNELS") or str(shared / "kernels"))
         patch.setenv("FLASHSMITH_TUNED_DIR", str(base / "tuned"))
+        patch.setenv("FLASHSMITH_SHIPPED_DIR", str(base / "shipped"))
+        patch.setenv("FLASHSMITH_STUDIES_DIR", str(base / "studies"))
         yield
 
 

@@ -1,4 +1,4 @@
-"""The commands for people who measure: memory, bench, warmup, explain."""
+"""The commands for people who measure: memory, bench, warmup; warnings and errors of all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 from flashsmith import lookup
 from flashsmith.cli import main
-from flashsmith.spec.record import write_record
 
-from tests.spec.test_record import RECORD
 from tests.test_cli import run, run_json
-from tests.test_load import record
 
 D64 = ("--gpu", "a100", "--d", "64")
 
@@ -78,41 +75,6 @@ def test_warmup_compiles_a_list(
     assert [w["key"].split("_")[0] for w in found] == ["delta", "dkdv", "dq"]
 
 
-def test_explain_names_every_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a record, with a near one, with a stale one: what was found where, and what serves."""
-    monkeypatch.setenv("FLASHSMITH_TUNED_DIR", str(tmp_path))
-    status, out, _ = run(capsys, "explain", "forward", *D64, "--causal")
-    assert status == 0 and str(tmp_path / "a100.json") in out and "served by default" in out
-    assert "nothing timed" in out and out.count("predicted for these lengths") == 1
-    write_record(tmp_path, record(Nq=512))
-    status, out, _ = run(capsys, "explain", "forward", *D64, "--causal", "--nq", "4096")
-    assert status == 0 and "the nearest is Nq=512" in out and "served by near length: Br=64,Bc=32" in out
-    assert "predicted by issue-model 1: 1.000 ms" in out and out.count("predicted for these lengths") == 2
-    found: Any = run_json(capsys, "explain", "forward", *D64, "--causal", "--nq", "512")
-    assert found["served"]["rung"] == "record" and found["served"]["evidence"]["kind"] == "predicted"
-    assert [step["serves"] for step in found["looked"]][:1] == [True] and len(found["predicted_ms"]) == 2
-    write_record(tmp_path, RECORD)  # of another text
-    status, out, err = run(capsys, "explain", "forward", "--gpu", "a100", "--d", "128", "--causal")
-    assert status == 0 and "source_sha256 is that of another text" in out and "is passed over" in err
-
-
-@pytest.mark.parametrize(
-    ("stride", "words"), [("64", "where they lie"), ("68", "copied first"), ("72", "where they lie")]
-)
-def test_explain_says_which_inputs_are_copied(capsys: pytest.CaptureFixture[str], stride: str, words: str) -> None:
-    """Rows of 136 bytes do not all start on 16: cp.async cannot reach them."""
-    status, out, _ = run(capsys, "explain", "forward", *D64, "--row-stride", stride)
-    assert status == 0 and words in out
-    assert run(capsys, "explain", "forward", *D64, "--row-stride", "8")[0] == 2
-
-
-def test_explain_of_what_is_not_tuned(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, "explain", "delta", *D64)
-    assert status == 0 and "served by default: warps=8" in out
-
-
 def test_a_lower_rung_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status, out, err = run(capsys, "render", "forward", *D64)
     assert status == 0 and out.startswith("// forward_bf16_d64")
@@ -146,6 +108,13 @@ def test_strict_mode_is_exit_1(capsys: pytest.CaptureFixture[str], monkeypatch: 
         (("warmup", "--gpu", "a100", "--dtype", "fp8"), "fp8"),
         (("explain", "backwards", "--gpu", "a100"), "backwards"),
         (("explain", "forward", "--gpu", "../a100"), "../a100"),
+        (("explain", "forward", *D64, "--plot", "x.pdf"), "x.pdf"),
+        (("explain", "forward", *D64, "--plot", "x.svg"), "flashsmith tune makes one"),
+        (("explain", "convert", *D64, "--plot", "x.svg"), "no search of convert is kept"),
+        (("list", "--d", "12"), "d=12"),
+        (("list", "--dtype", "fp8"), "fp8"),
+        (("list", "--gpu", "geforce9800"), "geforce9800"),
+        (("list", "--kernel", "backward"), "backward"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

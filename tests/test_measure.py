@@ -153,7 +153,7 @@ class Now:
         value = work(*args)
         return type("Done", (), {"result": lambda self: value})()
 
-    def shutdown(self, **options: Any) -> None:
+    def close(self) -> None:
         return None
 
 

@@ -1,21 +1,21 @@
-"""Say why a kernel serves a problem, and what the default would cost."""
+"""Say why a kernel serves a problem, and what stood beside it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Annotated, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 import typer
 
 from ..errors import UsageError
-from ..spec.gpu import Gpu, served_gpu
-from ..spec.kernel import KernelName, KernelSpec
+from ..spec.gpu import served_gpu
 from ..spec.problem import Problem
-from ..spec.tile import tile_text
+from . import show_explain
 from .app import app
-from .console import print_lines, table
+from .console import print_lines
 from .options import (
     BatchOption,
     CausalOption,
@@ -30,6 +30,11 @@ from .options import (
     NqOption,
 )
 from .output import print_json
+from .plot import check_plot
+from .plot_search import draw_search
+
+if TYPE_CHECKING:
+    from ..explain import Explanation
 
 RowStrideOption = Annotated[
     int | None, typer.Option("--row-stride", help="Elements from row to row of the inputs. Default: d, without a gap.")
@@ -49,33 +54,54 @@ def explain(
     kv_heads: KvHeadsOption = None,
     batch: BatchOption = 2,
     row_stride: RowStrideOption = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the search: a .png or .svg file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Which files were looked into, what each held, what serves, and the predicted time of it and of the default."""
-    from ..load import UNTUNED, ladder, load_best
+    """Why this tile: the files looked into, its record, the runner-up and the default beside it, the search."""
+    from ..explain import explain as explained
 
     problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
     target = served_gpu(gpu)
-    name: KernelName = kernel.value
-    steps = [] if name in UNTUNED else list(ladder(problem, name, target))
-    loaded = load_best(problem, name, target)
-    runners = _predicted(loaded.spec, problem, target)
+    inputs = _how_read(problem, row_stride)
+    if plot is not None:
+        check_plot(plot)
+    found = explained(problem, kernel.value, target)
+    if plot is not None:
+        _draw(found, plot)
     if as_json:
-        looked = [{"rung": s.rung, "path": str(s.path), "found": s.why, "serves": s.record is not None} for s in steps]
-        evidence = asdict(loaded.evidence) if loaded.evidence else None
-        served = {"rung": loaded.rung, "found": loaded.found, "tile": asdict(loaded.tile), "evidence": evidence}
-        facts = {"kernel": name, "looked": looked, "served": served, "predicted_ms": runners}
-        return print_json({**facts, "inputs": _how_read(problem, row_stride)})
-    looked_into = table("rung", "file", "found")
-    for step in steps:
-        looked_into.add_row(step.rung, str(step.path), step.why)
-    known = loaded.evidence
-    how = (
-        f"{known.kind} by {known.by}: {known.time_ms:.3f} ms, {known.tflops:.1f} TFLOP/s" if known else "nothing timed"
-    )
-    print_lines(looked_into, f"served by {loaded.rung}: {tile_text(loaded.tile)}", f"evidence of the record: {how}")
-    print_lines(_how_read(problem, row_stride))
-    print_lines(*(f"predicted for these lengths, {tile}: {ms:.3f} ms" for tile, ms in runners.items()))
+        print_json({**_facts(found), "inputs": inputs})
+    else:
+        show_explain.explanation(found)
+        print_lines(inputs)
+
+
+def _draw(found: Explanation, plot: Path) -> None:
+    if found.record is None or found.search is None:
+        served = found.loaded.found
+        raise UsageError(f"--plot {plot}: no search of {found.kernel} is kept ({served}); flashsmith tune makes one.")
+    draw_search(found.record, found.search, plot)
+
+
+def _facts(found: Explanation) -> dict[str, Any]:
+    loaded, record = found.loaded, found.record
+    return {
+        "kernel": found.kernel,
+        "looked": [
+            {"rung": s.rung, "path": str(s.path), "found": s.why, "serves": s.record is not None} for s in found.looked
+        ],
+        "served": {"rung": loaded.rung, "found": loaded.found, "tile": asdict(loaded.tile)},
+        "record": asdict(record) if record else None,
+        "form": asdict(found.form) if found.form else None,
+        "contenders": [
+            {
+                "roles": c.roles, "tile": asdict(c.tile), "recorded_ms": c.recorded_ms,
+                "recorded_kind": record.evidence.kind if record and c.recorded_ms else None,
+                "predicted": asdict(c.prediction) if c.prediction else None, "failure": c.failure,
+            }
+            for c in found.contenders
+        ],
+        "predicted_against_served": found.against_served(),
+    }  # fmt: skip
 
 
 def _how_read(problem: Problem, row_stride: int | None) -> str:
@@ -93,18 +119,3 @@ def _how_read(problem: Problem, row_stride: int | None) -> str:
     return (
         f"inputs with rows of {2 * row} B do not all start on 16 B: each is copied first, q with {copied / 1e6:.1f} MB"
     )
-
-
-def _predicted(spec: KernelSpec, problem: Problem, gpu: Gpu) -> dict[str, float]:
-    """Milliseconds, predicted now for these lengths, of the kernel that serves and of the default tile."""
-    from ..compile import compile_source
-    from ..predict import predict
-    from ..render import render
-    from ..spec.defaults import default_tile
-
-    default = KernelSpec.of(spec.kernel, problem, default_tile(spec.kernel, problem, gpu), gpu.sm)
-    names = {"served": spec} if default == spec else {"served": spec, "default": default}
-    return {
-        f"{name} {tile_text(each.tile)}": 1e3 * predict(compile_source(render(each)), problem, gpu).seconds
-        for name, each in names.items()
-    }

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..bench import OURS, Row, series
 from ..errors import UsageError
 from ..spec.gpu import Gpu
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg")
 
@@ -45,6 +49,11 @@ def draw(rows: Sequence[Row], gpu: Gpu, path: Path) -> None:
         panel.legend(fontsize=8)
     first = rows[0]
     figure.suptitle(f"{gpu.name}, {first.dtype} d={first.d}{' causal' if first.causal else ''}, 16k tokens")
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure to its file. Raises UsageError if it cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import IllegalTile, UsageError
 from ..spec.gpu import Gpu
-from ..spec.kernel import KernelName, KernelSpec, kernels_of
+from ..spec.kernel import FORWARD, FUSED, SPLIT, KernelName, KernelSpec
 from ..spec.limits import smem_bytes, why_illegal
 from ..spec.problem import Pass, Problem
 from ..spec.tile import Tile, parse_tile
@@ -55,7 +55,7 @@ def binaries_of(
     which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None, tile: str, source: Path | None
 ) -> dict[KernelName, Binary]:
     """The kernels of a pass; the user's tile or source stands in for `kernel`, by default the pass's main one."""
-    names = kernels_of(which, deterministic=deterministic)
+    names = _names(which, problem, gpu, deterministic, kernel)
     main = kernel.value if kernel else names[0] if which == "forward" else names[1]
     if main not in names:
         raise UsageError(f"--kernel {main} is not part of this pass; it has {', '.join(names)}.")
@@ -64,6 +64,20 @@ def binaries_of(
         shared: Tile = specs["fused"].tile
         specs["convert"] = replace(specs["convert"], tile=shared)
     return {name: compiled(source_of(spec, source if name == main else None)) for name, spec in specs.items()}
+
+
+def _names(
+    which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None
+) -> tuple[KernelName, ...]:
+    """The kernels of a pass: of the backward those of the form that serves, or of the form that `kernel` is part of."""
+    from ..load import backward_form
+
+    if which == "forward":
+        return FORWARD
+    served = backward_form(problem, gpu, deterministic).kernels
+    if kernel is None or deterministic or kernel.value in served:
+        return served
+    return next((names for names in (FUSED, SPLIT) if kernel.value in names), served)
 
 
 def engine_of(name: EngineName) -> Any:

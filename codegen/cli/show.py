@@ -6,7 +6,6 @@ import difflib
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,11 @@ from ..spec.problem import Problem
 from ..spec.tile import tile_text
 from .console import print_lines as _print
 from .console import table as _table
+from .show_predict import how_sure
 
 if TYPE_CHECKING:
     from ..check import Verdict
     from ..objective import Candidate
-    from ..predict import Prediction
-    from ..spec.record import Record
     from ..tune import Tuned
 
 
@@ -75,22 +73,6 @@ def verdict(result: Verdict) -> None:
     _print(*(f"race: {race}" for race in result.races), "ok" if result.ok else f"WRONG: {result.reason}")
 
 
-def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu, error: float) -> None:
-    """Each kernel's predicted time and what bounds it; then the pass."""
-    table = _table("kernel", "ms", "TFLOP/s", "blocks/SM", "spread", "spills", right=("ms", "TFLOP/s", "spread"))
-    for p in kernels:
-        speed = f"{p.tflops:.1f}" if p.tflops else ""
-        table.add_row(
-            p.kernel, f"{p.seconds * 1e3:.3f}", speed, str(p.blocks_per_sm), f"{p.spread:.0%}", str(p.spills_in_loop)
-        )  # fmt: skip
-    _print(table, *(f"{p.kernel}: {p.bound_by}" for p in kernels))
-    peak = tflops / gpu.peak_tflops
-    _print(
-        f"predicted: {tflops:.1f} TFLOP/s on {gpu.key}, {peak:.0%} of its mma.sync peak; "
-        f"mean error of the model {error:.0%}"
-    )
-
-
 def tuned(results: Sequence[Tuned], problem: Problem, gpu: Gpu) -> None:
     """Each winner beside the default, where the record went, and how to see the kernel."""
     kind = results[0].record.evidence.kind
@@ -104,26 +86,24 @@ def tuned(results: Sequence[Tuned], problem: Problem, gpu: Gpu) -> None:
             f"{winner.time.tflops:.1f}", default, str(len(winner.candidates)),
         )  # fmt: skip
     _print(table, *(f"rejected: {reason}" for result in results for reason in result.winner.rejected))
+    _print(*map(_study, results), *([how_sure(margin=True)] if kind == "predicted" else []))
     options = f"--gpu {gpu.key} --dtype {problem.dtype} --d {problem.d}{' --causal' if problem.causal else ''}"
+    written = dict.fromkeys(str(result.path) for result in results if not result.unchanged)
     _print(
-        *(f"recorded in {path}" for path in dict.fromkeys(str(result.path) for result in results)),
+        *(f"recorded in {path}" for path in written),
         f"read it: flashsmith render {results[0].winner.spec.kernel} {options}",
     )
 
 
-def records(found: Sequence[Record], folders: Sequence[Path]) -> None:
-    """One line a record."""
-    if not found:
-        return _print(f"no records in {', '.join(map(str, folders))}; flashsmith tune makes them.")
-    numbers = ("Nq", "Nk", "ms", "TFLOP/s")
-    table = _table("gpu", "kernel", "problem", *numbers, "evidence", "tile", right=numbers)
-    for r in found:
-        text = f"{r.dtype} d={r.d}{' causal' if r.causal else ''}"
-        table.add_row(
-            r.gpu, r.kernel, text, str(r.Nq), str(r.Nk), f"{r.evidence.time_ms:.3f}", f"{r.evidence.tflops:.1f}",
-            f"{r.evidence.kind} by {r.evidence.by}", tile_text(r.tile),
-        )  # fmt: skip
-    _print(table)
+def _study(result: Tuned) -> str:
+    """What the search found in its study, and what it added."""
+    winner, count = result.winner, len(result.winner.candidates)
+    told = f"{winner.spec.kernel}: the study {winner.study} holds"
+    record = "; record unchanged" if result.unchanged else ""
+    saved = f"; the model saved the GPU {winner.saved} of them" if winner.saved else ""
+    if winner.reused == count:
+        return f"{told} all {count} trials; nothing to do{record}{saved}"
+    return f"{told} {count} trials, {winner.reused} of them reused{saved}{record}"
 
 
 class Progress:
@@ -137,9 +117,11 @@ class Progress:
         self._bar = Bar(*columns, TextColumn("{task.fields[best]}"), console=Console(stderr=True))
         self._task = self._bar.add_task(title, total=trials, best="")
         self._best = math.inf
+        self.count = 0
 
     def candidate(self, candidate: Candidate) -> None:
         """One more was tried."""
+        self.count += 1
         time = candidate.time
         if time and time.seconds < self._best:
             self._best = time.seconds

@@ -15,10 +15,12 @@ from ..engines.cuda import CudaEngine
 from ..engines.engine import Engine
 from ..engines.engine import Tensor as EngineTensor
 from ..engines.torch_tensors import TorchEngine, torch_engine
-from ..load import load_best
+from ..forms import KERNELS_OF, Form
+from ..load import backward_form, load_best
 from ..render import render
 from ..run import Forward, run_backward, run_forward
-from ..spec.kernel import FUSED, SPLIT, KernelName, KernelSpec
+from ..spec.gpu import served_gpu
+from ..spec.kernel import KernelName, KernelSpec
 from ..spec.problem import Problem
 from .inputs import KERNEL_DTYPES
 from .tiled import Needs
@@ -67,7 +69,8 @@ def kernel_backward(
     if again is not None:
         return again  # type: ignore[return-value]
     problem = _problem(q, k, causal)
-    binaries = {kernel: _binary(_spec(problem, kernel, side.gpu)) for kernel in kernels_for(needs, deterministic)}
+    form = _form(problem, side.gpu, deterministic)
+    binaries = {kernel: _binary(_spec(problem, kernel, side.gpu)) for kernel in kernels_for(needs, form)}
     engine = _recorded(side)
     x = {name: side.given(tensor) for name, tensor in tensors.items()}
     saved = Forward(x["O"], x["m"], x["l"])
@@ -96,15 +99,15 @@ def _remember(
         _replays[key] = replay
 
 
-def kernels_for(needs: Needs, deterministic: bool) -> tuple[KernelName, ...]:
+def kernels_for(needs: Needs, form: Form) -> tuple[KernelName, ...]:
     """The kernels that make the gradients asked for: `fused` is worth its atomics only where all are.
 
-    >>> kernels_for((True, False, False), deterministic=False)
+    >>> kernels_for((True, False, False), "fused")
     ('delta', 'dq')
     """
     need_q, need_k, need_v = needs
     if need_q and (need_k or need_v):
-        return SPLIT if deterministic else FUSED
+        return KERNELS_OF[form]
     return ("delta", "dq") if need_q else ("delta", "dkdv")
 
 
@@ -115,6 +118,12 @@ def _problem(q: Tensor, k: Tensor, causal: bool) -> Problem:
     B, Hq, Nq, d = q.shape
     dtype = KERNEL_DTYPES[q.dtype]
     return Problem(dtype=dtype, d=d, causal=causal, B=B, Hq=Hq, Hk=k.shape[1], Nq=Nq, Nk=k.shape[2])
+
+
+@lru_cache(maxsize=4096)
+def _form(problem: Problem, gpu: str, deterministic: bool) -> Form:
+    """The form of the backward that serves `problem`: chosen once for each set of lengths."""
+    return backward_form(problem, served_gpu(gpu), deterministic).form
 
 
 @lru_cache(maxsize=4096)

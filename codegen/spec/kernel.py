@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .problem import Dtype, Pass, Problem, check_head_dim
+from .problem import Dtype, Problem, check_head_dim
 from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile, tile_key
 
 KernelName = Literal["forward", "delta", "fused", "convert", "dkdv", "dq"]
@@ -33,13 +33,6 @@ ArgType = Literal["View<const T>", "View<T>", "Walk", "const float*", "float*", 
 ARG_BYTES: dict[ArgType, int] = {
     "View<const T>": 32, "View<T>": 32, "Walk": 16, "const float*": 8, "float*": 8, "int": 4, "float": 4,
 }  # fmt: skip
-
-
-def kernels_of(which: Pass, *, deterministic: bool = False) -> tuple[KernelName, ...]:
-    """The kernels of a pass in the order of their launches."""
-    if which == "forward":
-        return FORWARD
-    return SPLIT if deterministic else FUSED
 
 
 @dataclass(frozen=True, slots=True)

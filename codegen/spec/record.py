@@ -18,6 +18,7 @@ from filelock import FileLock
 from ..errors import BadRecord, UsageError
 from .kernel import TILE_OF, KernelName, KernelSpec
 from .problem import Dtype
+from .search import Search, TimedTile
 from .tile import Tile
 
 SCHEMA = 1  # of the file; raise it when the meaning of a field changes
@@ -55,6 +56,7 @@ class Record:
     evidence: Evidence
     source_sha256: str  # of the text that was timed: another text makes the record stale
     nvrtc: str
+    search: Search | None = None  # None: it was not kept
 
     @property
     def spec(self) -> KernelSpec:
@@ -131,7 +133,17 @@ def _replace(path: Path, text: str) -> None:
 
 def _file_text(records: Iterable[Record]) -> str:
     ordered = sorted(records, key=lambda record: record.place)
-    return json.dumps({"schema": SCHEMA, "records": [asdict(record) for record in ordered]}, indent=1) + "\n"
+    return f'{{"schema": {SCHEMA}, "records": [\n' + ",\n".join(map(_record_text, ordered)) + "\n]}\n"
+
+
+def _record_text(record: Record) -> str:
+    """A line for what the record is of, and one for each part, so that a difference of two files shows what changed."""
+    values = asdict(record)
+    parts = {name: values.pop(name) for name in ("tile", "evidence", "search")}
+    if record.search is None:
+        del parts["search"]
+    lines = [json.dumps(values)[1:-1], *(f'"{name}": {json.dumps(part)}' for name, part in parts.items())]
+    return "{" + ",\n ".join(lines) + "}"
 
 
 def _parse(path: Path) -> tuple[Record, ...]:
@@ -151,20 +163,39 @@ def _parse(path: Path) -> tuple[Record, ...]:
 
 
 def _record(item: dict[str, Any]) -> Record:
-    tile, evidence = TILE_OF[item["kernel"]](**item["tile"]), Evidence(**item["evidence"])
-    record = Record(**{**item, "tile": tile, "evidence": evidence})
+    tile_type = TILE_OF[item["kernel"]]
+    tile, evidence = tile_type(**item["tile"]), Evidence(**item["evidence"])
+    search = _search(item["search"], tile_type) if item.get("search") else None
+    record = Record(**{**item, "tile": tile, "evidence": evidence, "search": search})
     for part in (record, tile, evidence):
         _check_types(part)
+    if evidence.time_ms <= 0:
+        raise ValueError(f"time_ms is {evidence.time_ms}, and a launch takes time")
     return record
 
 
-def _check_types(part: Record | Tile | Evidence) -> None:
+def _search(item: dict[str, Any], tile_type: type[Tile]) -> Search:
+    def timed(name: str) -> TimedTile | None:
+        return TimedTile(**{**item[name], "tile": tile_type(**item[name]["tile"])}) if item[name] else None
+
+    curve = tuple((trial, ms) for trial, ms in item["curve"])
+    for trial, ms in curve:
+        if type(trial) is not int or type(ms) not in (int, float):
+            raise TypeError(f"curve has {[trial, ms]!r}, not a trial and its ms")
+    search = Search(**{**item, "default": timed("default"), "runner_up": timed("runner_up"), "curve": curve})
+    tiles = [each for each in (search.default, search.runner_up) if each is not None]
+    for part in (search, *tiles, *(each.tile for each in tiles)):
+        _check_types(part)
+    return search
+
+
+def _check_types(part: Record | Tile | Evidence | Search | TimedTile) -> None:
     """Raise TypeError for a field of another type than declared: a tile of "64" would fail far from here."""
     for name, kind in _types_of(cast(Hashable, type(part))).items():
         value = getattr(part, name)
         if get_origin(kind) is Literal:
-            if value not in get_args(kind):
-                raise TypeError(f"{name} is {value!r}, not one of {', '.join(get_args(kind))}")
+            if not any(value == option and type(value) is type(option) for option in get_args(kind)):  # True == 1
+                raise TypeError(f"{name} is {value!r}, not one of {', '.join(map(str, get_args(kind)))}")
         elif kind in (int, float, bool, str):
             allowed = (int, float) if kind is float else (kind,)
             if type(value) not in allowed:  # True is an int, and no length

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import flashsmith as fs
 import pytest
 import torch
+from flashsmith.forms import KERNELS_OF, Form
 from flashsmith.operator import kernels
 from flashsmith.run import MAKES
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelSpec
 from flashsmith.spec.problem import Problem
+from flashsmith.spec.record import write_record
 from torch import Tensor
+
+from tests.records import record_of
 
 BF16 = torch.bfloat16
 NOISE = 0.03  # of the largest value: a few roundings of bf16, in P and dS as well
@@ -96,9 +101,38 @@ def test_the_gradient_of_lse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_gradient_has_its_kernel() -> None:
     for needs in ((True, True, True), (True, False, False), (False, True, False), (False, False, True)):
-        for deterministic in (False, True):
-            made = {x for kernel in kernels.kernels_for(needs, deterministic) for x in MAKES[kernel]}
+        for form in KERNELS_OF:
+            made = {x for kernel in kernels.kernels_for(needs, form) for x in MAKES[kernel]}
             assert made >= {name for name, need in zip(("dQ", "dK", "dV"), needs, strict=True) if need}
+
+
+@pytest.mark.parametrize(("split_ms", "form"), [(0.01, "split"), (1.0, "fused")])
+def test_the_form_of_the_backward_that_the_records_favour_runs(
+    split_ms: float, form: Form, emulator: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Chosen once for a shape: the second call looks nothing up."""
+    monkeypatch.setenv("FLASHSMITH_TUNED_DIR", str(tmp_path))
+    for kernel, ms in {"fused": 0.1, "dkdv": split_ms, "dq": split_ms}.items():
+        write_record(tmp_path, record_of(kernel, ms, d=40, B=1, heads=2, Nq=40))  # type: ignore[arg-type]
+    kernels._form.cache_clear()
+    ran, chosen = [], []
+    run_backward, backward_form = kernels.run_backward, kernels.backward_form
+
+    def record(engine: Any, binaries: Any, *inputs: Any, **options: Any) -> Any:
+        ran.append(tuple(binaries))
+        return run_backward(engine, binaries, *inputs, **options)
+
+    def choose(*arguments: Any) -> Any:
+        chosen.append(arguments)
+        return backward_form(*arguments)
+
+    monkeypatch.setattr(kernels, "run_backward", record)
+    monkeypatch.setattr(kernels, "backward_form", choose)
+    for _ in range(2):
+        inputs = [torch.randn(1, 2, 40, 40).to(torch.bfloat16).requires_grad_() for _ in range(3)]
+        torch.autograd.grad(fs.attention(*inputs).sum(), inputs)
+    kernels._form.cache_clear()
+    assert ran == [KERNELS_OF[form]] * 2 and len(chosen) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
