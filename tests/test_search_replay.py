@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from search_replay import BUDGETS, read_space, recorded_names, replay
+from search_replay import BUDGETS, read_space, recorded_names, replay, table
 
 SEEDS = 3
 
@@ -31,3 +31,12 @@ def test_a_table_holds_every_legal_tile_of_its_time() -> None:
         times = sorted(seconds for seconds in space.seconds.values() if seconds is not None)
         assert len(space.seconds) > 20 and len(times) > 0.9 * len(space.seconds)
         assert times[0] == space.best < 0.99 * times[len(times) // 2]
+
+
+def test_the_document_shows_what_a_replay_prints() -> None:
+    """The rows of one space, in full; TPE's are left to the command, which takes minutes."""
+    document = (Path(__file__).parents[1] / "docs" / "search.md").read_text()
+    name = "dq_h100-sxm_d256"
+    head, rule, *rows = table([(name, search, replay(name, search, 30)) for search in ("random", "ours")])
+    assert all(line in document.splitlines() for line in (head, rule, *rows))
+    assert all(f"| {recorded} |" in document for recorded in recorded_names())
