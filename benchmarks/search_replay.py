@@ -2,91 +2,63 @@
 
     python benchmarks/search_replay.py [--seeds 30] [--spaces NAME ...] [--searches random TPE ours]
 
-Every legal tile of these kernels was compiled and predicted once (tools/record_spaces.py), so a trial is a look into
-a table. Three searches: random order; Optuna's TPE with its defaults, whose illegal and repeated suggestions cost
+Every legal tile of these kernels was compiled and predicted once (benchmarks/record_spaces.py), so a trial is a look
+into a table. Three searches: random order; Optuna's TPE with its defaults, whose illegal and repeated suggestions cost
 nothing; ours (flashsmith.propose). A share of 0.98 means that the best tile so far takes 1/0.98 of the least time.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import math
 import multiprocessing
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from statistics import median, quantiles
 
 from flashsmith.propose import Known, Proposer
 from flashsmith.spec.gpu import find_gpu
-from flashsmith.spec.kernel import KernelName
-from flashsmith.spec.problem import Problem
 from flashsmith.spec.space import tile_of
 from flashsmith.spec.tile import Tile
+from recorded_space import Space, recorded_names
 
-FOLDER = Path(__file__).parents[1] / "tests" / "data" / "spaces"
 PATIENCE = 10  # suggestions of TPE in a row that are illegal or repeated
 BUDGETS = (10, 20, 40, 80)  # trials: different legal tiles
 
 
-@dataclass(frozen=True)
 class Recorded:
-    """The times of every legal tile of one kernel on one GPU."""
+    """A space with its times, read once."""
 
-    name: str
-    kernel: KernelName
-    gpu: str
-    problem: Problem
-    seconds: dict[Tile, float | None]  # None for a tile that failed
-
-    @property
-    def best(self) -> float:
-        return min(s for s in self.seconds.values() if s is not None)
+    def __init__(self, name: str) -> None:
+        self.space = Space.of(name)
+        self.seconds = self.space.read()
+        self.best = min(s for s in self.seconds.values() if s is not None)
 
 
-def recorded_names() -> list[str]:
-    """The spaces in tests/data/spaces."""
-    return sorted(path.name.removesuffix(".csv.gz") for path in FOLDER.glob("*.csv.gz"))
-
-
-def read_space(name: str) -> Recorded:
-    """One recorded space: forward_a100_d128, or forward_rtx4090_d64_causal."""
-    kernel, gpu, d, *mask = name.split("_")
-    lines = gzip.decompress((FOLDER / f"{name}.csv.gz").read_bytes()).decode().splitlines()
-    seconds: dict[Tile, float | None] = {}
-    for row in csv.DictReader(lines[1:]):
-        time = row.pop("seconds")
-        tile = tile_of(kernel, {field: int(value) for field, value in row.items()})  # type: ignore[arg-type]
-        seconds[tile] = float(time) if time[0].isdigit() else None
-    problem = Problem(dtype="bf16", d=int(d[1:]), causal=bool(mask), B=2, Hq=16, Nq=8192)
-    return Recorded(name, kernel, gpu, problem, seconds)  # type: ignore[arg-type]
-
-
-def ours(space: Recorded, seed: int) -> Iterator[Tile]:
+def ours(recorded: Recorded, seed: int) -> Iterator[Tile]:
     """What `flashsmith tune` tries, one tile at a time."""
-    tiles = list(space.seconds)
-    propose = Proposer(space.kernel, space.problem, find_gpu(space.gpu), seed=seed, space=tiles)
+    tiles = list(recorded.seconds)
+    of = recorded.space
+    propose = Proposer(of.kernel, of.problem, find_gpu(of.gpu), seed=seed, space=tiles)
     known: list[Known] = []
     while tile := propose(known, ()):
-        known.append(Known(tile, space.seconds[tile]))
+        known.append(Known(tile, recorded.seconds[tile]))
         yield tile
 
 
-def at_random(space: Recorded, seed: int) -> Iterator[Tile]:
+def at_random(recorded: Recorded, seed: int) -> Iterator[Tile]:
     """Every tile once, in any order."""
-    tiles = list(space.seconds)
+    tiles = list(recorded.seconds)
     random.Random(seed).shuffle(tiles)
     yield from tiles
 
 
-def tpe(space: Recorded, seed: int) -> Iterator[Tile]:
+def tpe(recorded: Recorded, seed: int) -> Iterator[Tile]:
     """Optuna's TPE with its defaults over the fields of the tile.
 
     It knows nothing of legality and repeats itself: what is illegal it is told as pruned, and where PATIENCE
@@ -96,13 +68,13 @@ def tpe(space: Recorded, seed: int) -> Iterator[Tile]:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="minimize", sampler=optuna.samplers.TPESampler(seed=seed))
-    names = [f.name for f in fields(next(iter(space.seconds)))]
-    values = {name: sorted({int(getattr(tile, name)) for tile in space.seconds}) for name in names}
-    untried, repeats = list(at_random(space, seed)), 0
+    names = [f.name for f in fields(next(iter(recorded.seconds)))]
+    values = {name: sorted({int(getattr(tile, name)) for tile in recorded.seconds}) for name in names}
+    untried, repeats = list(at_random(recorded, seed)), 0
     while untried:
         trial = study.ask()
-        tile = tile_of(space.kernel, {name: trial.suggest_categorical(name, values[name]) for name in names})
-        seconds = space.seconds.get(tile)
+        tile = tile_of(recorded.space.kernel, {name: trial.suggest_categorical(name, values[name]) for name in names})
+        seconds = recorded.seconds.get(tile)
         if seconds is None:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         else:
@@ -119,20 +91,20 @@ def tpe(space: Recorded, seed: int) -> Iterator[Tile]:
 SEARCHES: dict[str, Callable[[Recorded, int], Iterator[Tile]]] = {"random": at_random, "TPE": tpe, "ours": ours}
 
 
-def shares(space: Recorded, search: str, seed: int) -> list[float]:
+def shares(recorded: Recorded, search: str, seed: int) -> list[float]:
     """The share of the optimum after each budget."""
     best, reached = math.inf, []
-    for n, tile in enumerate(islice(SEARCHES[search](space, seed), max(BUDGETS)), start=1):
-        best = min(best, space.seconds[tile] or math.inf)
+    for n, tile in enumerate(islice(SEARCHES[search](recorded, seed), max(BUDGETS)), start=1):
+        best = min(best, recorded.seconds[tile] or math.inf)
         if n in BUDGETS:
-            reached.append(space.best / best)
-    return reached + [space.best / best] * (len(BUDGETS) - len(reached))  # a small space is used up before
+            reached.append(recorded.best / best)
+    return reached + [recorded.best / best] * (len(BUDGETS) - len(reached))  # a small space is used up before
 
 
 def replay(name: str, search: str, seeds: int) -> list[list[float]]:
     """[seeds][budgets]"""
-    space = read_space(name)
-    return [shares(space, search, seed) for seed in range(seeds)]
+    recorded = Recorded(name)
+    return [shares(recorded, search, seed) for seed in range(seeds)]
 
 
 def table(results: Sequence[tuple[str, str, list[list[float]]]]) -> Iterator[str]:
@@ -141,7 +113,7 @@ def table(results: Sequence[tuple[str, str, list[list[float]]]]) -> Iterator[str
     yield "| --- | --- | --- |" + " --- |" * len(BUDGETS)
     for name, search, reached in results:
         cells = [f"{median(column):.3f} ({_low(column):.3f})" for column in zip(*reached, strict=True)]
-        yield f"| {name} | {len(read_space(name).seconds)} | {search} | " + " | ".join(cells) + " |"
+        yield f"| {name} | {len(Recorded(name).seconds)} | {search} | " + " | ".join(cells) + " |"
 
 
 def _low(values: Sequence[float]) -> float:

@@ -142,6 +142,5 @@ def _read(path: Path, state: tuple[int, int, int]) -> tuple[Record, ...]:
 
 
 def _same_class(target: Gpu) -> list[tuple[Rung, str]]:
-    alike = (target.sm, target.smem_sm_kb, target.tensor_flops_clk)
-    others = [g for g in GPUS.values() if g.key != target.key and (g.sm, g.smem_sm_kb, g.tensor_flops_clk) == alike]
+    others = [g for g in GPUS.values() if g.key != target.key and g.sm_class == target.sm_class]
     return [("same class", g.key) for g in others]

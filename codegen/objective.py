@@ -76,7 +76,7 @@ class Predicted:
         return _Predicting(tile, self._pool.submit(evaluate, *self._asked, tile))
 
     def final(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        return _by_time(candidates)
+        return by_time(candidates)
 
     def close(self) -> None:
         self._pool.close()
@@ -169,7 +169,7 @@ class Measured:
 
     def final(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The best five and the default meet again, interleaved."""
-        best = _by_time(candidates)
+        best = by_time(candidates)
         entries = best[:FINALISTS] + [c for c in best[FINALISTS:] if c.tile == self._default]
         standings = rematch([c.tile for c in entries], self._again)
         by = {c.tile: c.time.by for c in entries if c.time is not None}
@@ -234,7 +234,8 @@ class _Later:
         return self.objective.measured(self.tile, prepared)
 
 
-def _by_time(candidates: Sequence[Candidate]) -> list[Candidate]:
+def by_time(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that have a time, fastest first."""
     return sorted((c for c in candidates if c.time is not None), key=_seconds)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from search_replay import BUDGETS, read_space, recorded_names, replay, table
+from recorded_space import recorded_names
+from search_replay import BUDGETS, Recorded, replay, table
 
 SEEDS = 3
 
@@ -27,7 +28,7 @@ def test_near_the_optimum_within_forty_trials(name: str) -> None:
 def test_a_table_holds_every_legal_tile_of_its_time() -> None:
     """Hundreds of tiles, a time or a failure each, and worth searching: half of them are far from the best."""
     for name in recorded_names():
-        space = read_space(name)
+        space = Recorded(name)
         times = sorted(seconds for seconds in space.seconds.values() if seconds is not None)
         assert len(space.seconds) > 20 and len(times) > 0.9 * len(space.seconds)
         assert times[0] == space.best < 0.99 * times[len(times) // 2]

@@ -3,8 +3,8 @@
     python tools/ship_records.py [--trials 12] [--seed 0] [--out tuned]
 
 bf16 and fp16, d of HEAD_DIMS, causal and not; forward, fused, dkdv and dq; at the lengths that `flashsmith tune` has by
-default. Each class of GPUs (the same rates of an SM) is searched once in bf16. For its other members and for fp16 the
-best tiles of that search are tried again, beside the default. Winners are checked on the emulator, races included.
+default. Each class of GPUs, whose SMs are alike, is searched once in bf16. For its other members and for fp16 the best
+tiles of that search are tried again, beside the default. Winners are checked on the emulator, races included.
 
 What is there and fresh is kept, so a run that was stopped goes on. The same trials and seed give the same bytes.
 """
@@ -25,7 +25,7 @@ from flashsmith.choose import choose
 from flashsmith.compile import version_text
 from flashsmith.engines.emulated import EmulatedEngine
 from flashsmith.load import source_sha256
-from flashsmith.objective import Candidate, build, evaluate
+from flashsmith.objective import Candidate, build, by_time, evaluate
 from flashsmith.predict import MODEL
 from flashsmith.spec.backward_shape import red_width
 from flashsmith.spec.gpu import GPUS, Gpu, find_gpu
@@ -54,7 +54,7 @@ class Here:
 
     def final(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Best first."""
-        return sorted((c for c in candidates if c.time), key=lambda c: c.time.seconds if c.time else 0.0)
+        return by_time(candidates)
 
     def close(self) -> None:
         """Nothing runs."""
@@ -76,8 +76,7 @@ def classes() -> list[list[Gpu]]:
     alike: dict[tuple[int, ...], list[Gpu]] = {}
     for gpu in GPUS.values():
         if gpu.served:
-            rates = (gpu.sm, int(gpu.tensor_flops_clk), gpu.smem_sm_bytes, int(gpu.l2_bytes_clk))
-            alike.setdefault(rates, []).append(gpu)
+            alike.setdefault(gpu.sm_class, []).append(gpu)
     return list(alike.values())
 
 

@@ -54,6 +54,11 @@ class Gpu:
         return self.sms * self.clock_ghz * self.tensor_flops_clk / 1e3
 
     @property
+    def sm_class(self) -> tuple[int, int, int]:
+        """What is the same in parts whose SMs are alike: a tile that is good on one is worth a look on the others."""
+        return (self.sm, self.smem_sm_kb, self.tensor_flops_clk)
+
+    @property
     def served(self) -> bool:
         """Whether the templates make kernels for it: mma.sync m16n8k16 and cp.async need sm_80."""
         return self.sm >= 80
