@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from flashsmith.propose import Known, Proposer
 from flashsmith.spec.defaults import default_tile, published_tiles
@@ -71,6 +72,7 @@ def test_the_same_history_brings_the_same_proposal() -> None:
 
 
 def test_what_runs_is_not_proposed_and_its_neighbours_wait() -> None:
+    """A tile that runs makes what lies near it less uncertain, and no faster or slower."""
     propose = Proposer("forward", PROBLEM, GPU)
     known = [Known(tile, valley(tile)) for tile in explore(propose, 12)]
     running: list[Tile] = []
@@ -78,6 +80,12 @@ def test_what_runs_is_not_proposed_and_its_neighbours_wait() -> None:
         tile = propose(known, running)
         assert tile is not None and tile not in running and tile not in [k.tile for k in known]
         running.append(tile)
+    at = [propose._place[k.tile] for k in known]
+    times = np.log([k.seconds or 0.0 for k in known])
+    first = propose._place[running[0]]
+    near = [n for n in range(len(propose.space)) if n not in (first, *at) and propose._alike[n, first] > 0.75]
+    (mean, deviation), (same, less) = (propose._expect(at, times, waits, near) for waits in ([], [first]))
+    assert near and (mean == same).all() and (less < deviation).all()
 
 
 def test_a_failure_drives_the_search_away() -> None:

@@ -32,6 +32,7 @@ from tests.study.test_study import next_of
         ("/", r"it cannot be written \(Is a directory"),
         (__file__, "the file is there and no journal"),
     ],
+    ids=["sqlite", "sqlite with a driver", "mysql", "no folder", "a folder", "another file"],
 )
 def test_a_storage_that_is_not_served_names_those_that_are(url: str, reason: str) -> None:
     """One line, no traceback (BUG-34)."""
