@@ -80,7 +80,7 @@ class Cheap:
 
 
 def open_at(url: str, name: str = "crew", space: Sequence[Tile] = SPACE) -> Study:
-    return Study(open_storage(url), name, "forward", space, where=url, beat_s=0.1, grace_s=5.0)
+    return Study(open_storage(url), name, "forward", space, where=url, beat_s=1.0, grace_s=60.0)
 
 
 def work(
