@@ -34,9 +34,9 @@ def measure(problem: Problem) -> tuple[float, float]:
     backward = {name: kernel.binary for name, kernel in load_pass(problem, "backward", "a100").items()}
     engine, inputs, scale = EmulatedEngine(), make_inputs(problem), problem.softmax_scale
     q, k, v, dO = (engine.tensor(x) for x in (inputs.q, inputs.k, inputs.v, inputs.dO))
-    saved = run_forward(engine, forward, q, k, v, scale)
+    saved = run_forward(engine, {"forward": forward}, q, k, v, scale)
     return (
-        seconds(lambda: run_forward(engine, forward, q, k, v, scale)),
+        seconds(lambda: run_forward(engine, {"forward": forward}, q, k, v, scale)),
         seconds(lambda: run_backward(engine, backward, q, k, v, saved, dO, scale)),
     )
 

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
+import document
+import flash_attention_2_speeds
 import measured_tiles
 from flashsmith.compile import version_text
 from flashsmith.predict import MODEL, NOISE
@@ -25,24 +27,28 @@ from markdown_table import table
 from published import COMMENT_GPU, COMMENT_LENGTH, COMMENTS, SOURCES, SPEEDS, TRITON_SPEEDS, Comment, Speed, TritonSpeed
 from published_rows import (
     COMMENT_HEAD,
+    OWN_HEAD,
     RIGHT,
     SPEED_HEAD,
     TRITON_HEAD,
     WRONG,
     Compared,
+    compare_own_code,
     compare_speed,
     compare_tiles,
     compare_triton,
 )
 
 HERE = Path(__file__).parent
-DOCUMENT = HERE.parent / "docs" / "model.md"
-BEGIN, END = "<!-- python benchmarks/model_accuracy.py --write -->\n", "<!-- end -->\n"
+DOCUMENT = document.DOCS / "model.md"
+COMMAND = "python benchmarks/model_accuracy.py --write"
 
 
 def tables() -> Iterable[str]:
     """The accuracy section of docs/model.md, line by line."""
     yield f"{versions()}. TFLOP/s; FLOPs as FlashAttention-2 counts them; sources below the tables."
+    yield ""
+    yield from own_code_tables()
     yield ""
     yield "FlashAttention-2's tiles in our kernels, beside what FlashAttention-2 itself reached:"
     yield ""
@@ -66,6 +72,18 @@ def tables() -> Iterable[str]:
     yield count_signs([cells[-1] for cells in comments])
     yield ""
     yield from (f"- {name}: {source}" for name, source in SOURCES.items())
+
+
+def own_code_tables() -> Iterable[str]:
+    """FlashAttention-2's machine code, as flash_attention_2.csv keeps what the model says of it."""
+    kept = flash_attention_2_speeds.read()
+    made = " and ".join(dict.fromkeys(f"flash-attn {each.flash_attn} by nvcc {each.nvcc}" for each in kept.values()))
+    yield f"FlashAttention-2's own machine code ({made}), beside what it reached:"
+    yield ""
+    rows = [compare_own_code(speed, kept) for speed in SPEEDS]
+    yield from table(OWN_HEAD, [cells for _, cells in rows])
+    yield ""
+    yield from table(SUMMARY_HEAD, summary([row for row, _ in rows]))
 
 
 def summary(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
@@ -107,15 +125,6 @@ def versions() -> str:
     return f"{MODEL}, machine code by NVRTC {version_text()} and Triton {triton.__version__}"
 
 
-def write(document: Path, text: str) -> None:
-    """Put the tables in place of the old ones."""
-    before, _, rest = document.read_text().partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise SystemExit(f"{document} lacks the lines {BEGIN.strip()} and {END.strip()}")
-    document.write_text(f"{before}{BEGIN}{text}{END}{after}")
-
-
 def _told(asked: Sequence[Speed | TritonSpeed | Comment]) -> Iterable[Speed | TritonSpeed | Comment]:
     for number, each in enumerate(asked, 1):
         print(f"{type(each).__name__} {number}/{len(asked)}", file=sys.stderr)
@@ -136,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")  # Triton's, of its own future
     text = "\n".join(tables()) + "\n"
     if asked.write:
-        write(DOCUMENT, text)
+        document.write(DOCUMENT, COMMAND, text)
     else:
         print(text, end="")
     return 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from flash_attention_2_kernels import Case
+from flash_attention_2_speeds import OwnSpeed
 from flashsmith.compile import compile_source
 from flashsmith.predict import NOISE, Prediction, board_of, pass_tflops, predict
 from flashsmith.render import render
@@ -36,6 +39,23 @@ class Compared(NamedTuple):
     def difference(self) -> float | None:
         """Relative to what was published."""
         return None if self.predicted is None else self.predicted / self.published - 1
+
+
+# ---- FlashAttention-2's own machine code -------------------------------------------------------------------------
+
+OWN_HEAD = (
+    "GPU", "pass", "d", "N", "tile", "sm", "registers", "blocks/SM", "spills", "predicted", "published", "difference",
+    "source",
+)  # fmt: skip
+
+
+def compare_own_code(speed: Speed, kept: Mapping[Case, OwnSpeed]) -> tuple[Compared, tuple[str, ...]]:
+    """A published speed beside what the model says of the machine code that reached it."""
+    said = kept[Case(speed.gpu, speed.which, speed.problem)]
+    row = Compared(speed.gpu, _kind(speed.which, speed.problem.causal), said.tflops, speed.tflops)
+    resources = (str(said.sm), str(said.registers), str(said.blocks_per_sm), str(said.spills_in_loop))
+    what = (row.gpu, row.kind, str(said.d), _length(speed.problem), tile_words(speed.tile))
+    return row, (*what, *resources, *_numbers(row), speed.source)
 
 
 # ---- FlashAttention-2's tiles in our kernels ---------------------------------------------------------------------
@@ -84,8 +104,7 @@ def compare_speed(speed: Speed) -> tuple[Compared, tuple[str, ...]]:
     except Refused as reason:
         note = f"not ours: {reason}"
     row = Compared(gpu.key, _kind(speed.which, problem.causal), predicted, speed.tflops)
-    length = f"{problem.Nq}" if problem.Nq == problem.keys else f"{problem.Nq} x {problem.keys}"
-    what = (row.gpu, row.kind, str(problem.d), length, tile_words(speed.tile), blocks, spills)
+    what = (row.gpu, row.kind, str(problem.d), _length(problem), tile_words(speed.tile), blocks, spills)
     return row, (*what, *_numbers(row), speed.source, note)
 
 
@@ -144,6 +163,10 @@ def compare_tiles(comment: Comment) -> tuple[str, ...]:
     ratio = other / taken
     verdict = "too close to say" if abs(ratio - 1) < NOISE else RIGHT if ratio > 1 else WRONG
     return (*head, f"{ratio - 1:+.0%}", verdict)
+
+
+def _length(problem: Problem) -> str:
+    return f"{problem.Nq}" if problem.Nq == problem.keys else f"{problem.Nq} x {problem.keys}"
 
 
 def _kind(which: Pass, causal: bool) -> str:

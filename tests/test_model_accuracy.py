@@ -15,20 +15,20 @@ from flashsmith.spec.tile import ForwardTile
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import document  # noqa: E402
 import measured_tiles  # noqa: E402
 import model_accuracy  # noqa: E402
 import published  # noqa: E402
 import published_rows  # noqa: E402
 from markdown_table import table  # noqa: E402
 
-DOCUMENT = (ROOT / "docs" / "model.md").read_text()
-TABLES = DOCUMENT.partition(model_accuracy.BEGIN)[2].partition(model_accuracy.END)[0]
-LINES = TABLES.splitlines()
+LINES = document.read(model_accuracy.DOCUMENT, model_accuracy.COMMAND).splitlines()
 
 
-def rows_under(head: tuple[str, ...]) -> list[list[str]]:
-    """The cells of a table of the document."""
-    start = LINES.index(next(iter(table(head, ())))) + 2
+def rows_under(head: tuple[str, ...], after: tuple[str, ...] | None = None) -> list[list[str]]:
+    """The cells of a table of the document: the first of this head, after that of another if one is named."""
+    before = LINES.index(next(iter(table(after, ())))) if after else 0
+    start = LINES.index(next(iter(table(head, ()))), before) + 2
     rows = []
     for line in LINES[start:]:
         if not line.startswith("|"):
@@ -65,9 +65,17 @@ def test_a_row_of_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert line_of(published_rows.compare_triton(published.TRITON_SPEEDS[3])[1]) in LINES
 
 
+def test_the_table_of_their_own_code_is_what_is_kept_of_it() -> None:
+    """Line by line: nothing has to be compiled for it."""
+    lines = list(model_accuracy.own_code_tables())
+    start = LINES.index(lines[0])
+    assert LINES[start : start + len(lines)] == lines
+
+
 def test_every_published_figure_is_a_row_with_its_source() -> None:
     figures = [(s.gpu, f"{s.tflops:g}", s.source) for s in published.SPEEDS]
     assert [(row[0], row[8], row[10]) for row in rows_under(published_rows.SPEED_HEAD)] == figures
+    assert [(row[0], row[10], row[12]) for row in rows_under(published_rows.OWN_HEAD)] == figures
     figures = [(s.gpu, f"{s.tflops:g}", s.source) for s in published.TRITON_SPEEDS]
     assert [(row[0], row[6], row[9]) for row in rows_under(published_rows.TRITON_HEAD)] == figures
     said = [comment.says for comment in published.COMMENTS]
@@ -76,26 +84,25 @@ def test_every_published_figure_is_a_row_with_its_source() -> None:
         assert f"- {name}: {source}" in LINES
 
 
-def test_means_and_counts_follow_from_the_rows() -> None:
+@pytest.mark.parametrize(
+    ("head", "predicted"),
+    [(published_rows.OWN_HEAD, 9), (published_rows.SPEED_HEAD, 7)],
+    ids=["own code", "our kernels"],
+)
+def test_means_follow_from_the_rows(head: tuple[str, ...], predicted: int) -> None:
+    """`predicted` is the column of that name; what was published and the difference come after it."""
     compared = []
-    for row in rows_under(published_rows.SPEED_HEAD):
-        predicted = float(row[7]) if row[7] else None
-        compared.append(published_rows.Compared(row[0], row[1], predicted, float(row[8])))
-    for one, row in zip(compared, rows_under(published_rows.SPEED_HEAD), strict=True):
-        assert row[9] == ("" if one.difference is None else f"{one.difference:+.0%}")
-    assert [tuple(row) for row in rows_under(model_accuracy.SUMMARY_HEAD)] == model_accuracy.summary(compared)
+    for row in rows_under(head):
+        tflops = float(row[predicted]) if row[predicted] else None
+        one = published_rows.Compared(row[0], row[1], tflops, float(row[predicted + 1]))
+        assert row[predicted + 2] == ("" if one.difference is None else f"{one.difference:+.0%}")
+        compared.append(one)
+    summary = rows_under(model_accuracy.SUMMARY_HEAD, after=head)
+    assert [tuple(row) for row in summary] == model_accuracy.summary(compared)
+
+
+def test_counts_follow_from_the_rows() -> None:
     assert model_accuracy.count_signs([row[-1] for row in rows_under(published_rows.COMMENT_HEAD)]) in LINES
-
-
-def test_the_tables_are_put_between_their_marks(tmp_path: Path) -> None:
-    document = tmp_path / "model.md"
-    document.write_text(f"before\n{model_accuracy.BEGIN}old\n{model_accuracy.END}after\n")
-    model_accuracy.write(document, "new\n")
-    assert document.read_text() == f"before\n{model_accuracy.BEGIN}new\n{model_accuracy.END}after\n"
-    document.write_text("no marks\n")
-    with pytest.raises(SystemExit, match="lacks the lines"):
-        model_accuracy.write(document, "new\n")
-    assert document.read_text() == "no marks\n"
 
 
 # ---- measured tiles: the seconds below are made up, and of no GPU --------------------------------------------------
