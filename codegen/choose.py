@@ -7,9 +7,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from .errors import NothingFound
 from .objective import WORKERS, Candidate, Objective, Pending, Predicted, Time
+from .predict import Prediction
 from .propose import Proposer
 from .spec.defaults import default_tile
 from .spec.gpu import Gpu
@@ -19,6 +21,7 @@ from .spec.tile import Tile
 from .study import Claim, Study, open_study
 
 AHEAD = 2 * WORKERS  # tiles asked for before the oldest is told; fixed, so that the seed alone fixes the search
+WIDE = 128  # of the head dimension
 ALIKE = 10  # failures in a row, of one kind and with nothing valid before them, that end a search
 
 
@@ -30,7 +33,7 @@ class Winner:
     time: Time
     default: Time | None  # of the default tile
     candidates: tuple[Candidate, ...] = field(repr=False)  # in the order of their trials, those of earlier runs too
-    rejected: tuple[str, ...] = ()  # faster tiles that failed the last check, and why
+    rejected: tuple[str, ...] = ()  # faster tiles that were not taken, and why
     study: str = ""  # its name
     reused: int = 0  # candidates that were there when this search began
 
@@ -138,13 +141,21 @@ def _best(
     ranked: Sequence[Candidate],
     verify: Callable[[KernelSpec], str],
 ) -> Winner:
-    """The first of `ranked` that `verify` accepts. Raises NothingFound with counts and the first message of each."""
+    """The first of `ranked` that `verify` accepts, of those that spill no register in their loop if there is one.
+
+    Raises NothingFound with counts and the first message of each.
+    """
     times = {c.tile: c.time for c in (*candidates, *ranked)}
+    spills = partial(_spills, d=problem.d)
     rejected: list[str] = []
-    for candidate in ranked:
+    for candidate in sorted(ranked, key=spills):
         spec = KernelSpec.of(kernel, problem, candidate.tile, gpu.sm)
         reason = candidate.failure if candidate.time is None else verify(spec)
         if candidate.time is not None and not reason:
+            if not spills(candidate):
+                faster = [c.tile for c in ranked[: ranked.index(candidate)] if spills(c)]
+                keys = [KernelSpec.of(kernel, problem, tile, gpu.sm).key for tile in faster]
+                rejected += [f"{key}: spills registers, at a price that is not well predicted" for key in keys]
             return Winner(
                 spec=spec, time=candidate.time, default=times.get(default_tile(kernel, problem, gpu)),
                 candidates=tuple(candidates), rejected=tuple(rejected),
@@ -154,6 +165,15 @@ def _best(
         f"no {kernel} kernel for {problem.text} on {gpu.key} among {len(candidates)} candidates:\n"
         + "\n".join([*_failures(candidates), *rejected])
     )
+
+
+def _spills(candidate: Candidate, d: int) -> bool:
+    """Whether a loop is predicted to move registers to and from memory; what was measured has paid for it.
+
+    A few moves before and after it cost nothing; but a head wider than WIDE is at the limit of the registers.
+    """
+    time = candidate.time
+    return isinstance(time, Prediction) and (time.spills_in_loop > 0 or (d > WIDE and time.spill_bytes > 0))
 
 
 def _failures(candidates: Sequence[Candidate]) -> list[str]:

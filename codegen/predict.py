@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from .compile import Binary
@@ -13,10 +13,11 @@ from .spec.gpu import REGISTERS_PER_SM, Gpu
 from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import smem_bytes
 from .spec.problem import Pass, Problem
+from .spec.tile import ForwardTile
 from .work import PRODUCTS, cleared_bytes, masked_share, moved_bytes, tile_flops, tiles_per_block
 
 # Raise it when a constant or a rule changes: records carry it. Constants that were measured name their GPU and date.
-MODEL = "issue-model 1" + constants_version()
+MODEL = "issue-model 2" + constants_version()
 ERROR = 0.06  # mean error on GPUs whose kernels no constant was fitted to; the worst was 0.16
 NOISE = 0.05  # relative: predicted times that are closer are equal (docs/model.md)
 
@@ -36,29 +37,40 @@ class Prediction:
     blocks_per_sm: int
     pipes: Mapping[str, float]  # share of the loop's cycles that each pipe is busy
     bound_by: str
-    spills_in_loop: int
+    spills_in_loop: int  # instructions, of the loop with most of them
+    spill_bytes: int = 0  # a thread, anywhere
     by: str = MODEL
 
 
-def predict(binary: Binary, problem: Problem, gpu: Gpu) -> Prediction:
-    """The time of one launch of `binary` for `problem` on `gpu`.
+def predict(
+    binary: Binary, problem: Problem, gpu: Gpu, *, parts: int = 1, rare_always: bool = False
+) -> Prediction:  # fmt: skip
+    """The time of one launch of `binary` for `problem` on `gpu`; of a forward by parts, in `parts` of them.
 
+    `rare_always` counts what stands behind a branch in the loop (masks, rescaling) as executed in every tile: an upper
+    limit of the time, and how kernels of others are counted, whose rare tiles nobody can tell from their code.
     Raises SassError for machine code that the model does not know.
     """
-    spec, sizes = binary.spec, sizes_of(problem)
+    spec, sizes = binary.spec, sizes_of(problem, parts)
     function = disassemble(binary.cubin).functions[spec.kernel]
     work = work_of(spec, sizes)
+    if rare_always:
+        work = replace(work, rare_share=1.0)
     time = predict_time(function, board_of(gpu), work)
     tflops = credited_flops(spec, problem) / time.seconds / 1e12
     return Prediction(
         kernel=spec.kernel, gpu=gpu.key, seconds=time.seconds, tflops=tflops, spread=time.spread,
-        blocks_per_sm=time.blocks_per_sm, pipes=time.pipes, bound_by=time.bound_by, spills_in_loop=time.spills_in_loop,
+        blocks_per_sm=time.blocks_per_sm, pipes=time.pipes, bound_by=time.bound_by,
+        spills_in_loop=max((loop.spill_instructions for loop in function.loops if loop.tensor_instructions), default=0),
+        spill_bytes=binary.spill_bytes,
     )  # fmt: skip
 
 
-def predict_pass(binaries: Mapping[KernelName, Binary], problem: Problem, gpu: Gpu) -> tuple[Prediction, ...]:
+def predict_pass(
+    binaries: Mapping[KernelName, Binary], problem: Problem, gpu: Gpu, *, parts: int = 1
+) -> tuple[Prediction, ...]:
     """The kernels of a pass, one after the other."""
-    return tuple(predict(binary, problem, gpu) for binary in binaries.values())
+    return tuple(predict(binary, problem, gpu, parts=parts) for binary in binaries.values())
 
 
 def pass_tflops(predictions: tuple[Prediction, ...], which: Pass, problem: Problem) -> float:
@@ -71,9 +83,9 @@ def credited_flops(spec: KernelSpec, problem: Problem) -> float:
     return problem.flops("forward") / 2 * PRODUCTS.get(spec.kernel, 0)
 
 
-def sizes_of(problem: Problem) -> Sizes:
+def sizes_of(problem: Problem, parts: int = 1) -> Sizes:
     """The launch sizes of a problem."""
-    return Sizes(B=problem.B, Hq=problem.Hq, Hk=problem.kv_heads, Nq=problem.Nq, Nk=problem.keys)
+    return Sizes(B=problem.B, Hq=problem.Hq, Hk=problem.kv_heads, Nq=problem.Nq, Nk=problem.keys, parts=parts)
 
 
 def board_of(gpu: Gpu) -> Board:
@@ -95,7 +107,8 @@ def work_of(spec: KernelSpec, sizes: Sizes) -> Work:
         flops = tile_flops(spec) * sum(tiles) * (blocks // len(tiles))
         unequal = tiles if len(set(tiles)) > 1 else None
         rare = masked_share(spec, sizes)
-    streamed, serial = (moved_bytes(spec, sizes), 0.0) if not flops else (None, cleared_bytes(spec, sizes))
+    streams = not flops or isinstance(tile, ForwardTile)  # few queries against many keys wait for K and V
+    streamed, serial = moved_bytes(spec, sizes) if streams else None, cleared_bytes(spec, sizes)
     return Work(
         blocks=blocks, warps=tile.warps, dynamic_smem_bytes=smem_bytes(spec), tensor_flops=flops, unequal=unequal,
         hbm_bytes=streamed, serial_hbm_bytes=serial, rare_share=rare if rare > NEGLIGIBLE else 0.0,

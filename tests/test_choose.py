@@ -21,10 +21,10 @@ PROBLEM = Problem(dtype="bf16", d=64, Nq=2048)
 SEARCHED: tuple[KernelName, ...] = ("forward", "fused", "dkdv", "dq")
 
 
-def timed(seconds: float) -> Prediction:
+def timed(seconds: float, *, spills: int = 0) -> Prediction:
     return Prediction(
         kernel="forward", gpu="a100", seconds=seconds, tflops=1.0, spread=0.0, blocks_per_sm=1, pipes={},
-        bound_by="", spills_in_loop=0,
+        bound_by="", spills_in_loop=spills,
     )  # fmt: skip
 
 
@@ -39,6 +39,22 @@ def test_a_wrong_kernel_cannot_win() -> None:
     winner = _best("forward", PROBLEM, GPU, candidates, candidates, verify)
     assert winner.spec.tile == slow
     assert len(winner.rejected) == 1 and "O is off" in winner.rejected[0]
+
+
+def test_a_loop_that_spills_wins_only_where_all_do() -> None:
+    fast, even, slow = (ForwardTile(Br=Br, Bc=64, warps=4) for Br in (128, 192, 64))
+    candidates = [
+        Candidate(fast, timed(1.0, spills=3)),
+        Candidate(slow, timed(2.0)),
+        Candidate(even, timed(3.0, spills=1)),
+    ]
+    winner = _best("forward", PROBLEM, GPU, candidates, candidates, lambda spec: "")
+    assert winner.spec.tile == slow
+    assert [reason.partition(": ")[2].split()[0] for reason in winner.rejected] == ["spills"]
+    assert "Br128" in winner.rejected[0]
+    all_spill = [candidates[0], candidates[2]]
+    winner = _best("forward", PROBLEM, GPU, all_spill, all_spill, lambda spec: "")
+    assert winner.spec.tile == fast and not winner.rejected
 
 
 def test_nothing_valid_says_why() -> None:

@@ -1,10 +1,10 @@
 """Search the tiles that flashsmith ships: tuned/<gpu>.json for every GPU that the templates serve, predicted.
 
-    python tools/ship_records.py [--trials 12] [--seed 0] [--out tuned]
+    python tools/ship_records.py [--trials 8] [--seed 0] [--kernels forward,dq] [--out tuned]
 
 bf16 and fp16, d of HEAD_DIMS, causal and not; forward, fused, dkdv and dq; at the lengths that `flashsmith tune` has by
 default. Each class of GPUs, whose SMs are alike, is searched once in bf16. For its other members and for fp16 the best
-tiles of that search are tried again, beside the default. Winners are checked on the emulator, races included.
+tile of that search is tried again, beside the default. Winners are checked on the emulator, races included.
 
 What is there and fresh is kept, so a run that was stopped goes on. The same trials and seed give the same bytes.
 """
@@ -39,7 +39,7 @@ from flashsmith.verify import why_wrong
 HEAD_DIMS = (64, 96, 128, 192, 256)
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp16")
 KERNELS: tuple[KernelName, ...] = (*TUNED["forward"], *TUNED["backward"])
-AGAIN = 3  # trials for each other member and dtype: the default, the best two tiles of the class
+AGAIN = 2  # trials for each other member and dtype: the default, the best tile of the class
 
 
 class Here:
@@ -140,13 +140,14 @@ def fresh(folder: Path, kernel: KernelName, problem: Problem, gpu: Gpu) -> Recor
 def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kernels", default=",".join(KERNELS))
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "tuned")
     asked = parser.parse_args()
     work = partial(ship, trials=asked.trials, seed=asked.seed, folder=asked.out)
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        cells = product(KERNELS, HEAD_DIMS, (False, True))
+        cells = product([k for k in KERNELS if k in asked.kernels.split(",")], HEAD_DIMS, (False, True))
         for done in as_completed([pool.submit(work, *cell) for cell in cells]):
             print(done.result(), flush=True)
 

@@ -4,7 +4,8 @@ The main loop is the innermost loop with tensor instructions (an outer loop, ove
 iterations as well), of several the one with most tensor work, then the shortest (the unmasked twin of a masked loop).
 Each way takes all the tensor work and global memory traffic it can. What is behind a branch besides (masks, rescue
 code, lazy rescaling) is `rare`: counted as executed, as when the model was compared with published figures
- (docs/model.md), or left out.
+ (docs/model.md), or left out. It may stand in the loop, or beside it: then a warp leaves the loop in the middle, goes
+through the rare code with work of its own, and comes back to the loop's head.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,6 +55,8 @@ def trace_function(instructions: Sequence[Instruction], graph: Graph, *, rare: b
         whole = _heaviest(graph, weights, {0}, everywhere, _exits(instructions, graph) or everywhere)
         return Trace(_listed(instructions, graph, whole), (), ())
     loop, path = main
+    if rare:
+        path = _detour(instructions, graph, weights, loop, path) or path
     way_in = _heaviest(graph, weights, {0}, everywhere, {loop.header})[:-1]
     doors = {s for block in loop.body for s in graph.blocks[block].successors} - loop.body
     outside = everywhere - loop.body
@@ -98,14 +101,48 @@ def _main_loop(
     return (best[2], best[3]) if best else None
 
 
+def _detour(
+    instructions: Sequence[Instruction], graph: Graph, weights: Sequence[int], main: Loop, ordinary: Sequence[int]
+) -> list[int]:
+    """The iteration that leaves the main loop and comes back through the loop around it; [] if there is none.
+
+    It does the work of an ordinary one, whether ptxas shares the half before the branch with the main loop or copies
+    it. A turn of a persistent kernel's outer loop does more: it writes a result.
+    """
+
+    def work(path: Sequence[int]) -> tuple[int, int]:
+        listed = _listed(instructions, graph, path)
+        return sum(tensor_flops(i.opcode) for i in listed), sum(_is_traffic(i) for i in listed)
+
+    def heaviest(sources: Iterable[int], inside: frozenset[int], targets: Iterable[int]) -> list[int]:
+        return _heaviest(graph, weights, sources, inside, targets)
+
+    around = [loop for loop in graph.loops if main.body < loop.body]
+    if not around:
+        return []
+    outer = min(around, key=lambda loop: len(loop.body))
+    outside = outer.body - main.body
+    latches = outside & set(outer.latches)
+    way_back = heaviest({outer.header}, outside, {b for b in outside if main.header in graph.blocks[b].successors})
+    doors = {s for block in main.body for s in graph.blocks[block].successors}
+    for out in (heaviest({main.header}, outer.body, latches), heaviest(doors, outside, latches)):
+        if out and work([*out, *way_back]) == work(ordinary):
+            return [*out, *way_back]
+    return []
+
+
 WEIGHT_OF_TRAFFIC = 10**6  # of an instruction: outweighs any number of others
 WEIGHT_OF_A_FLOP = 10**12  # outweighs any traffic
 
 
 def _weight(block: Sequence[Instruction], rare: bool) -> int:
     flops = sum(tensor_flops(i.opcode) for i in block if i.base in TENSOR)
-    traffic = 0 if rare else sum(i.base in GLOBAL_MEMORY or i.base in ASYNCHRONOUS_OPCODES for i in block)
+    traffic = 0 if rare else sum(_is_traffic(i) for i in block)
     return flops * WEIGHT_OF_A_FLOP + traffic * WEIGHT_OF_TRAFFIC + (len(block) if rare else -len(block))
+
+
+def _is_traffic(instruction: Instruction) -> bool:
+    return instruction.base in GLOBAL_MEMORY or instruction.base in ASYNCHRONOUS_OPCODES
 
 
 def _exits(instructions: Sequence[Instruction], graph: Graph) -> set[int]:

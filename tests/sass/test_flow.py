@@ -48,6 +48,41 @@ def test_the_short_way_skips_arithmetic_but_no_copies():
     assert [i.base for i in short] == ["HMMA", "BRA", "BRA", "LDGSTS", "BRA"]
 
 
+def test_a_detour_through_rare_code_is_an_iteration_of_its_own() -> None:
+    """A loop over ordinary tiles, left in the middle for a special one; then the code of both ends in its own copy."""
+    lines = (
+        ".L_head:", HMMA, "@P0 BRA `(.L_special)", HMMA, "LDGSTS.E.128 [R2], [R4.64]", "@P1 BRA `(.L_head)",
+        "BRA `(.L_done)",
+        ".L_special:", "FSEL R0, R0, -INF , P2", HMMA, "LDGSTS.E.128 [R2], [R4.64]", "@P1 BRA `(.L_head)",
+        ".L_done:", "STG.E [R2.64], R4", "EXIT",
+    )  # fmt: skip
+    special, ordinary = (traced(*lines, rare=rare)[0].loop for rare in (True, False))
+    assert [i.base for i in special] == ["HMMA", "BRA", "FSEL", "HMMA", "LDGSTS", "BRA"]  # one header, two ways back
+    assert [i.base for i in ordinary] == ["HMMA", "BRA", "HMMA", "LDGSTS", "BRA"]
+
+
+def test_a_detour_whose_first_half_is_a_copy() -> None:
+    """As ptxas rotates it on sm_90: the inner loop begins in the middle of an iteration."""
+    lines = (
+        ".L_outer:", HMMA, "@P0 BRA `(.L_special)",
+        ".L_head:", "MUFU.EX2 R0, R1", HMMA, "LDGSTS.E.128 [R2], [R4.64]", "@!P1 BRA `(.L_done)", HMMA,
+        "@!P0 BRA `(.L_head)",
+        ".L_special:", "FSEL R0, R0, -INF , P2", HMMA, "LDGSTS.E.128 [R2], [R4.64]", "@P1 BRA `(.L_outer)",
+        ".L_done:", "STG.E [R2.64], R4", "EXIT",
+    )  # fmt: skip
+    special, ordinary = (traced(*lines, rare=rare)[0].loop for rare in (True, False))
+    assert [i.base for i in special] == ["FSEL", "HMMA", "LDGSTS", "BRA", "HMMA", "BRA"]
+    assert [i.base for i in ordinary] == ["MUFU", "HMMA", "LDGSTS", "BRA", "HMMA", "BRA"]
+
+
+def test_a_turn_of_a_persistent_loop_is_no_detour():
+    trace, _ = traced(
+        ".L_tile:", "MOV R0, R1", ".L_head:", HMMA, "@P0 BRA `(.L_head)", "STG.E [R2.64], R4", "@P1 BRA `(.L_tile)",
+        "EXIT",
+    )  # fmt: skip
+    assert [i.base for i in trace.loop] == ["HMMA", "BRA"]
+
+
 def test_a_call_of_a_local_label_leaves_the_loop():
     """sm_80: `@!P0 CALL.REL.NOINC `(.L_x)` is how ptxas leaves a loop whose warps shuffle."""
     trace, _ = traced(
