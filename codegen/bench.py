@@ -63,13 +63,13 @@ def peak_tflops(gpu: Gpu) -> float:
 
 def bench_predicted(asked: Sequence[Problem], passes: Sequence[Pass], gpu: Gpu) -> Iterator[Row]:
     """A row for each problem and pass, from the machine code of the kernels that load serves."""
-    from .load import load_pass
+    from .load import load_pass, pass_form
     from .predict import predict
 
     for which in passes:
         for problem in asked:
-            kernels = load_pass(problem, which, gpu).values()
-            seconds = sum(predict(loaded.binary, problem, gpu).seconds for loaded in kernels)
+            kernels, parts = load_pass(problem, which, gpu).values(), pass_form(problem, which, gpu).parts
+            seconds = sum(predict(loaded.binary, problem, gpu, parts=parts).seconds for loaded in kernels)
             yield _row(problem, which, OURS, "predicted", gpu, seconds)
 
 

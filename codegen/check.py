@@ -84,9 +84,12 @@ def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
 
 
 def check(
-    problem: Problem, which: Pass, binaries: Mapping[KernelName, Binary], engine: Engine, inputs: Inputs | None = None
-) -> Verdict:
+    problem: Problem, which: Pass, binaries: Mapping[KernelName, Binary], engine: Engine, inputs: Inputs | None = None,
+    *, parts: int = 1,
+) -> Verdict:  # fmt: skip
     """Run `which` on `engine` and compare every output with float64 and with plain attention in the same dtype.
+
+    A forward by parts cuts the keys into `parts`.
 
     The bound of O, dQ, dK and dV is twice the error of plain attention plus 1e-5 plus half a unit in the last place of
     the largest value: what rounding the right answer costs. The backward runs on the rounded forward of the reference.
@@ -97,8 +100,8 @@ def check(
     plain = plain_attention(x.q, x.k, x.v, x.dO, dtype=dtype, scale=scale, causal=problem.causal)
     q, k, v = (engine.tensor(a) for a in (x.q, x.k, x.v))
     if which == "forward":
-        lazy = getattr(binaries["forward"].spec.tile, "lazy", False)
-        out = run_forward(engine, binaries["forward"], q, k, v, scale)
+        lazy = any(getattr(binary.spec.tile, "lazy", False) for binary in binaries.values())
+        out = run_forward(engine, binaries, q, k, v, scale, parts=parts)
         O, m, l = (engine.read(t) for t in (out.O, out.m, out.l))
         lines = [_line("O", widen(O, dtype), exact, plain, dtype), *_statistics(m, l, exact, plain, lazy)]
     else:

@@ -9,14 +9,14 @@ from typing import Literal
 from .compile import compile_source
 from .errors import CompileError, RenderError
 from .forms import Choice
-from .load import UNTUNED, Loaded, backward_form, ladder, load_best
+from .load import UNTUNED, Loaded, ladder, load_best, pass_form
 from .lookup import Step
 from .predict import NOISE, Prediction, predict
 from .render import render
 from .sass import SassError
 from .spec.defaults import default_tile
 from .spec.gpu import Gpu
-from .spec.kernel import KernelName, KernelSpec
+from .spec.kernel import FORWARD, PARTS, KernelName, KernelSpec
 from .spec.limits import why_illegal
 from .spec.problem import Problem
 from .spec.record import Record
@@ -45,7 +45,7 @@ class Explanation:
     looked: tuple[Step, ...]  # into which files, in order; none for a kernel that is not tuned
     loaded: Loaded
     contenders: tuple[Contender, ...]  # what serves comes first
-    form: Choice | None  # of the backward, if the kernel is of it
+    form: Choice  # of the pass that the kernel is of
 
     @property
     def record(self) -> Record | None:
@@ -75,16 +75,17 @@ def explain(problem: Problem, kernel: KernelName, gpu: Gpu, folder: Path | None 
     Raises BadProblem; NoTunedKernel as load_best does.
     """
     loaded = load_best(problem, kernel, gpu, folder)
+    form = pass_form(problem, "forward" if kernel in (*FORWARD, *PARTS) else "backward", gpu, folder=folder)
     return Explanation(
         kernel=kernel,
         looked=() if kernel in UNTUNED else tuple(ladder(problem, kernel, gpu, folder)),
         loaded=loaded,
-        contenders=_contenders(loaded, problem, gpu),
-        form=None if kernel == "forward" else backward_form(problem, gpu, folder=folder),
+        contenders=_contenders(loaded, problem, gpu, form.parts),
+        form=form,
     )
 
 
-def _contenders(loaded: Loaded, problem: Problem, gpu: Gpu) -> tuple[Contender, ...]:
+def _contenders(loaded: Loaded, problem: Problem, gpu: Gpu, parts: int) -> tuple[Contender, ...]:
     """What serves, the runner-up, the default: each tile once, with all that it is."""
     kernel, record = loaded.spec.kernel, loaded.record
     known: list[tuple[Role, Tile, float | None]]
@@ -102,18 +103,18 @@ def _contenders(loaded: Loaded, problem: Problem, gpu: Gpu) -> tuple[Contender, 
         roles.setdefault(tile, []).append(role)
         times[tile] = times.get(tile) or ms
     return tuple(
-        _contender(tuple(roles[tile]), KernelSpec.of(kernel, problem, tile, gpu.sm), times[tile], problem, gpu)
+        _contender(tuple(roles[tile]), KernelSpec.of(kernel, problem, tile, gpu.sm), times[tile], problem, gpu, parts)
         for tile in roles
     )  # fmt: skip
 
 
 def _contender(
-    roles: tuple[Role, ...], spec: KernelSpec, recorded_ms: float | None, problem: Problem, gpu: Gpu
+    roles: tuple[Role, ...], spec: KernelSpec, recorded_ms: float | None, problem: Problem, gpu: Gpu, parts: int
 ) -> Contender:
     prediction, failure = None, why_illegal(spec, gpu) or ""
     if not failure:
         try:
-            prediction = predict(compile_source(render(spec)), problem, gpu)
+            prediction = predict(compile_source(render(spec)), problem, gpu, parts=parts)
         except (RenderError, CompileError, SassError) as error:
             failure = f"{type(error).__name__}: {error}"
     return Contender(

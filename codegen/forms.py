@@ -15,13 +15,13 @@ from .predict import board_of, sizes_of, work_of
 from .sass.kernel_time import memory_seconds
 from .spec.defaults import default_tile
 from .spec.gpu import GPUS, Gpu
-from .spec.kernel import FUSED, SPLIT, KernelName, KernelSpec
+from .spec.kernel import FORWARD, FUSED, PARTS, SPLIT, KernelName, KernelSpec
 from .spec.problem import Problem
 from .spec.record import Record
 
-Form = Literal["fused", "split"]
+Form = Literal["whole", "parts", "fused", "split"]  # two of the forward, see parts.py; two of the backward
 
-KERNELS_OF: dict[Form, tuple[KernelName, ...]] = {"fused": FUSED, "split": SPLIT}
+KERNELS_OF: dict[Form, tuple[KernelName, ...]] = {"whole": FORWARD, "parts": PARTS, "fused": FUSED, "split": SPLIT}
 COMPARED: tuple[KernelName, ...] = ("fused", "dkdv", "dq")  # what has records
 MARGIN = 0.05  # by which split must be faster to serve in the place of fused; less is noise of either kind of time
 
@@ -32,6 +32,7 @@ class Choice:
 
     form: Form
     reason: str
+    parts: int = 1  # into which a forward by parts cuts the keys
 
     @property
     def kernels(self) -> tuple[KernelName, ...]:

@@ -14,16 +14,22 @@ from .compile import Binary, compile_source
 from .errors import NoTunedKernel, UsageError
 from .forms import COMPARED, Choice, choose_form
 from .lookup import Rung, Step, fitting, steps, warn_once
+from .parts import choose_parts
 from .render import Source, render
 from .spec.defaults import default_tile
+from .spec.forward_defaults import of_partial
 from .spec.gpu import Gpu, served_gpu
-from .spec.kernel import FORWARD, KernelName, KernelSpec
+from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import why_illegal
 from .spec.problem import Pass, Problem
 from .spec.record import Evidence, Record, record_path
-from .spec.tile import Tile
+from .spec.tile import ForwardTile, Tile
 
-UNTUNED: frozenset[KernelName] = frozenset({"delta"})  # nothing to choose: its default is what there is
+UNTUNED: frozenset[KernelName] = frozenset({"delta", "combine"})  # nothing to choose: its default is what there is
+
+# Kernels that are not searched themselves: convert reads what fused accumulates in the order of its tile, and partial
+# does with a part of the keys what forward does with all.
+TILE_FROM: dict[KernelName, KernelName] = {"convert": "fused", "partial": "forward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +67,9 @@ def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", fol
 
     An exact record; else the record of the nearest length on the same GPU; else a record of a GPU of the same class
     (sm, shared memory, tensor rate); else a default computed by arithmetic. dtype, d, mask, kernel and sm are never
-    approximated. Records in `folder` (by default the user's) go before those that the package ships. Anything but an
-    exact record is named in one warning for each GPU, problem and rung; with FLASHSMITH_STRICT=1 it is an error.
+    approximated, and a tile for many query rows serves no few, nor the other way round. Records in `folder` (by default
+    the user's) go before those that the package ships. Anything but an exact record is named in one warning for each
+    GPU, problem and rung; with FLASHSMITH_STRICT=1 it is an error.
 
     Raises UnknownGpu, BadProblem; NoTunedKernel if not even the default fits, or in strict mode.
     """
@@ -76,7 +83,10 @@ def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", fol
             continue
         if step.rung != "record":
             _of_lower_rung(problem, kernel, target, step.rung, looked_for, f"{step.path} serves")
-        spec = KernelSpec.of(kernel, problem, step.record.tile, target.sm)
+        tile = step.record.tile
+        if kernel == "partial" and isinstance(tile, ForwardTile):
+            tile = of_partial(tile)
+        spec = KernelSpec.of(kernel, problem, tile, target.sm)
         return Loaded(spec=spec, rung=step.rung, record=step.record, found=step.found)
     _of_lower_rung(problem, kernel, target, "default", looked_for, "a tile computed by arithmetic serves")
     return _default(problem, kernel, target, f"no record in {looked_for}")
@@ -85,10 +95,24 @@ def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", fol
 def load_pass(
     problem: Problem, which: Pass, gpu: str | Gpu = "auto", *, deterministic: bool = False, folder: Path | None = None
 ) -> dict[KernelName, Loaded]:
-    """The kernels of a pass, in the order of their launches: of the backward, those of the form that serves."""
+    """The kernels of a pass, in the order of their launches: those of the form that serves."""
     target = served_gpu(gpu) if isinstance(gpu, str) else gpu
-    kernels = backward_form(problem, target, deterministic, folder).kernels if which == "backward" else FORWARD
-    return {kernel: load_best(problem, kernel, target, folder) for kernel in kernels}
+    form = pass_form(problem, which, target, deterministic, folder)
+    return {kernel: load_best(problem, kernel, target, folder) for kernel in form.kernels}
+
+
+def pass_form(
+    problem: Problem, which: Pass, target: Gpu, deterministic: bool = False, folder: Path | None = None
+) -> Choice:  # fmt: skip
+    """The form of a pass that serves `problem`: its kernels, and the parts in which they are launched."""
+    if which == "forward":
+        return forward_form(problem, target, folder)
+    return backward_form(problem, target, deterministic, folder)
+
+
+def forward_form(problem: Problem, target: Gpu, folder: Path | None = None) -> Choice:
+    """Whether the keys of `problem` are cut into parts, and into how many: by what blocks of its tile leave idle."""
+    return choose_parts(load_best(problem, "partial", target, folder).spec, problem, target)
 
 
 def backward_form(
@@ -104,9 +128,8 @@ def backward_form(
 
 def ladder(problem: Problem, kernel: KernelName, target: Gpu, folder: Path | None = None) -> Iterator[Step]:
     """Every place where a record of `kernel` may lie, best first, with the record found there or why there is none."""
-    recorded: KernelName = "fused" if kernel == "convert" else kernel  # convert reads what fused accumulates
     folders = (folder or paths.user_tuned_dir(), paths.shipped_tuned_dir())
-    return steps(problem, recorded, target, folders, why_stale)
+    return steps(problem, TILE_FROM.get(kernel, kernel), target, folders, why_stale)
 
 
 @lru_cache(maxsize=4096)
@@ -143,7 +166,7 @@ def _of_lower_rung(
 ) -> None:
     """Warn once that no exact record serves; in strict mode raise NoTunedKernel."""
     lengths = f"Nq={problem.Nq} Nk={problem.keys}"
-    missing = f"{looked_for} has no record of {kernel} {problem.text} {lengths} for {target.key}"
+    missing = f"{looked_for} has no record of {TILE_FROM.get(kernel, kernel)} {problem.text} {lengths} for {target.key}"
     remedy = f"`flashsmith tune --gpu {target.key} --dtype {problem.dtype} --d {problem.d}"
     remedy += f"{' --causal' if problem.causal else ''} --nq {problem.Nq} --nk {problem.keys}` makes one"
     if strict():

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from .errors import LowerRung, StaleRecord
+from .spec.forward_defaults import SHORT, short_forward
 from .spec.gpu import GPUS, Gpu
 from .spec.kernel import KernelName
 from .spec.limits import why_illegal
 from .spec.problem import Problem
 from .spec.record import Record, read_records, record_path
+from .spec.tile import ForwardTile
 
 Rung = Literal["record", "near length", "same class", "default"]
 WhyStale = Callable[[Record], str | None]
@@ -71,6 +73,27 @@ def why_refused(record: Record, name: str, target: Gpu, why_stale: WhyStale) -> 
     return f"tile is not legal: {illegal}" if illegal else why_stale(record)
 
 
+def why_unfit(record: Record, problem: Problem, target: Gpu) -> str | None:
+    """Why a tile that was found for other lengths cannot be near these; None if it can be.
+
+    Up to SHORT query rows, how many there are decides the rows of a forward's block, and above it they are many.
+    """
+    tile = record.tile
+    if not isinstance(tile, ForwardTile):
+        return None
+    if tile.packed and problem.Hq == problem.kv_heads:
+        return "packed=1 packs the query heads of a key/value head, and here it has one"
+    short, recorded = short_forward(problem, target), f"the record of Nq={record.Nq}"
+    if distance(record, problem) == 0 or (short is None and record.Nq > SHORT):
+        return None
+    if short is None:
+        return f"{recorded} has a tile for at most {SHORT} query rows"
+    if (tile.Br, tile.packed) == (short.Br, short.packed):
+        return None
+    wanted = f"Br={short.Br}{', packed=1' if short.packed else ''}"
+    return f"{recorded} has Br={tile.Br}, and for Nq={problem.Nq} rows are right in blocks of {wanted}"
+
+
 def distance(record: Record, problem: Problem) -> float:
     """How far apart the lengths are, in powers of two; 0 if they are equal."""
     pairs = ((record.Nq, problem.Nq), (record.Nk, problem.keys))
@@ -118,7 +141,11 @@ def _sorted_out(
             continue
         reason = why_refused(record, name, target, why_stale)
         if reason is None:
-            serving.append(record)
+            unfit = why_unfit(record, problem, target)
+            if unfit is None:
+                serving.append(record)
+            else:
+                refused.append(unfit)
             continue
         refused.append(reason)
         which = f"the record of {record.spec.key}, Nq={record.Nq}, Nk={record.Nk}"

@@ -14,6 +14,8 @@ from .spec.limits import smem_bytes
 
 TEMPLATES: dict[KernelName, str] = {
     "forward": "forward.cu.j2",
+    "partial": "forward.cu.j2",
+    "combine": "combine.cu.j2",
     "delta": "delta.cu.j2",
     "fused": "key_block.cu.j2",
     "convert": "convert.cu.j2",

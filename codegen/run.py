@@ -21,8 +21,10 @@ from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile
 
 LOG2_E = math.log2(math.e)
 MAX_GRID = 2**31 - 1  # blocks in x
+MAX_ROWS = 2**31 - 256  # that a 32-bit number counts, up to the end of the last tile
 MAKES: dict[KernelName, tuple[str, ...]] = {
-    "forward": (), "delta": (), "fused": ("dK", "dV"), "convert": ("dQ",), "dkdv": ("dK", "dV"), "dq": ("dQ",),
+    "forward": (), "partial": (), "combine": (), "delta": (),
+    "fused": ("dK", "dV"), "convert": ("dQ",), "dkdv": ("dK", "dV"), "dq": ("dQ",),
 }  # fmt: skip
 
 
@@ -35,11 +37,12 @@ class Sizes:
     Hk: int
     Nq: int
     Nk: int
+    parts: int = 1  # into which a forward by parts cuts the keys
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor) -> Sizes:
+    def of(cls, q: Tensor, k: Tensor, parts: int = 1) -> Sizes:
         """From q [B, Hq, Nq, d] and k [B, Hk, Nk, d]."""
-        return cls(B=q.shape[0], Hq=q.shape[1], Hk=k.shape[1], Nq=q.shape[2], Nk=k.shape[2])
+        return cls(B=q.shape[0], Hq=q.shape[1], Hk=k.shape[1], Nq=q.shape[2], Nk=k.shape[2], parts=parts)
 
     @property
     def stats_rows(self) -> int:
@@ -66,17 +69,32 @@ class Gradients:
 
 
 def run_forward(
-    engine: Engine, binary: Binary, q: Tensor, k: Tensor, v: Tensor, scale: float, *, bnhd: bool = False
+    engine: Engine,
+    binaries: Mapping[KernelName, Binary],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    parts: int = 1,
+    bnhd: bool = False,
 ) -> Forward:
-    """One forward pass. `bnhd`: O lies in memory as [B, Nq, Hq, d]. Raises LaunchError."""
-    sizes = Sizes.of(q, k)
+    """One forward pass: forward, or partial for each of `parts` parts of the keys and combine, as `binaries` has them.
+
+    `bnhd`: O lies in memory as [B, Nq, Hq, d]. Raises LaunchError.
+    """
+    sizes = Sizes.of(q, k, parts)
     rows = (sizes.B, sizes.Hq, sizes.Nq)
     if 0 in rows or sizes.Nk == 0:  # a row without keys: O = 0, m = -inf, l = 0
         m = engine.tensor(np.full(rows, -np.inf, np.float32))
         return Forward(_like(engine.zeros, q, bnhd), m, engine.zeros(rows, np.float32))
     out = Forward(_like(engine.empty, q, bnhd), engine.empty(rows, np.float32), engine.empty(rows, np.float32))
     tensors = {"Q": q, "K": k, "V": v, "O": out.O, "m": out.m, "l": out.l}
-    _launch(engine, binary, tensors, sizes, scale)
+    if "partial" in binaries:
+        tensors |= {name: engine.empty((*rows, parts), np.float32) for name in ("m_part", "l_part")}
+        tensors["O_part"] = engine.empty((*rows, parts, q.shape[3]), np.float32)
+    for binary in binaries.values():
+        _launch(engine, binary, tensors, sizes, scale)
     return out
 
 
@@ -123,8 +141,16 @@ def run_backward(
 def grid(spec: KernelSpec, sizes: Sizes) -> int:
     """Blocks of one launch, flat in x. Raises LaunchError past the hardware's limit."""
     tile = spec.tile
-    if isinstance(tile, ForwardTile | QueryBlockTile) or spec.kernel == "convert":
+    if isinstance(tile, ForwardTile):
+        rows = sizes.Nq * (sizes.Hq // max(1, sizes.Hk))
+        if tile.packed and rows > MAX_ROWS:
+            raise LaunchError(f"{spec.key}: {rows} rows of a group, and packed=1 counts to {MAX_ROWS}. Use packed=0.")
+        blocks = row_tiles(tile, sizes) * sizes.B * (sizes.Hk if tile.packed else sizes.Hq)
+        blocks *= sizes.parts if spec.kernel == "partial" else 1
+    elif isinstance(tile, QueryBlockTile) or spec.kernel == "convert":
         blocks = _ceil(sizes.Nq, tile.Br) * sizes.B * sizes.Hq  # type: ignore[union-attr]
+    elif spec.kernel == "combine":
+        blocks = sizes.B * sizes.Hq * sizes.Nq
     elif isinstance(tile, KeyBlockTile):
         blocks = _ceil(sizes.Nk, tile.Bc) * sizes.B * sizes.Hk
     else:  # delta
@@ -132,6 +158,11 @@ def grid(spec: KernelSpec, sizes: Sizes) -> int:
     if blocks > MAX_GRID:
         raise LaunchError(f"{spec.key}: {blocks} blocks, and a grid has at most {MAX_GRID} in x. Split the batch.")
     return blocks
+
+
+def row_tiles(tile: ForwardTile, sizes: Sizes) -> int:
+    """Tiles of Br rows: of the query rows of a head, or of all heads of a group."""
+    return _ceil(sizes.Nq * (sizes.Hq // sizes.Hk if tile.packed else 1), tile.Br)
 
 
 def dq_accumulator_floats(spec: KernelSpec, sizes: Sizes) -> int:
@@ -166,7 +197,7 @@ def pack(spec: KernelSpec, tensors: Mapping[str, Tensor], sizes: Sizes, scale: f
     """The arguments of one launch, in the order and with the types of the kernel's signature."""
     numbers: dict[str, Any] = {
         "Hq": sizes.Hq, "Hk": sizes.Hk, "Nq": sizes.Nq, "Nk": sizes.Nk, "rows": sizes.stats_rows,
-        "scale": scale, "scale_log2": scale * LOG2_E,
+        "parts": sizes.parts, "scale": scale, "scale_log2": scale * LOG2_E,
     }  # fmt: skip
     values: list[Value] = []
     for arg in spec.signature:

@@ -11,9 +11,11 @@ from .engines.engine import Engine
 from .render import render
 from .spec.defaults import default_tile
 from .spec.gpu import Gpu
-from .spec.kernel import FORWARD, FUSED, SPLIT, KernelName, KernelSpec
+from .spec.kernel import FORWARD, FUSED, PARTS, SPLIT, KernelName, KernelSpec
 from .spec.problem import Pass, Problem
 from .spec.tile import Tile
+
+CUT = 3  # parts of the keys, in a pass that has parts
 
 # (Nq, Nk): tails on both sides; less than a tile. The emulator takes a second for each.
 SHAPES = ((129, 200), (70, 70))
@@ -33,12 +35,12 @@ def why_wrong(
     "" if it is right, else the tensors that are not, and the races found. Raises LaunchError.
     """
     spec = binary.spec
-    which: Pass = "forward" if spec.kernel == "forward" else "backward"
-    kernels = FORWARD if which == "forward" else FUSED if spec.kernel in ("fused", "convert") else SPLIT
+    kernels = next(names for names in (FORWARD, PARTS, SPLIT, FUSED) if spec.kernel in names)
+    which: Pass = "forward" if kernels in (FORWARD, PARTS) else "backward"
     binaries = {name: binary if name == spec.kernel else companion(name, spec, problem, gpu) for name in kernels}
     for Nq, Nk in shapes:
         small = replace(problem, B=1, Hq=2, Hk=1, Nq=Nq, Nk=Nk)
-        verdict = check(small, which, binaries, engine())
+        verdict = check(small, which, binaries, engine(), parts=CUT)
         if not verdict.ok:
             return f"Nq={Nq}, Nk={Nk}: {verdict.reason}"
     return ""

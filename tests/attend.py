@@ -65,7 +65,7 @@ def attend(
     d, engine = bits[0].shape[-1], EmulatedEngine(check_races=True)
     factor = Problem(dtype=dtype, d=d, scale=scale).softmax_scale
     Q, K, V, G = (engine.tensor(x) for x in bits)
-    out = run_forward(engine, binaries(dtype, d, causal, "forward")["forward"], Q, K, V, factor)
+    out = run_forward(engine, binaries(dtype, d, causal, "forward"), Q, K, V, factor)
     kernels = binaries(dtype, d, causal, "backward", deterministic)
     gradients = run_backward(engine, kernels, Q, K, V, out, G, factor)
     assert not any(report.race_count for _, report in engine.reports)

@@ -14,7 +14,7 @@ from flashsmith.spec.record import Evidence, Record
 from flashsmith.spec.search import Search
 from flashsmith.spec.tile import Tile
 
-MODEL = "issue-model 1"
+MODEL = "issue-model 2"
 
 
 def record_of(

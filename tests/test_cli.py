@@ -33,10 +33,15 @@ def test_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(listed, list) and len(listed) == 14 and listed[1]["key"] == "a100"
 
 
-@pytest.mark.parametrize("kernel", ["forward", "delta", "fused", "convert", "dkdv", "dq"])
+@pytest.mark.parametrize("kernel", ["forward", "partial", "combine", "delta", "fused", "convert", "dkdv", "dq"])
 def test_render_prints_the_kernel(capsys: pytest.CaptureFixture[str], kernel: str) -> None:
     status, out, _ = run(capsys, "render", kernel, *D64, "--causal")
     assert status == 0 and out.startswith(f"// {kernel}_bf16_d64") and f" {kernel}(" in out
+
+
+def test_render_prints_what_serves_these_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "render", "partial", *D64, "--nq", "1", "--heads", "8", "--kv-heads", "2")
+    assert status == 0 and "_Br16_" in out.splitlines()[0] and out.splitlines()[0].endswith("_pack1")
 
 
 def test_render_takes_a_tile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +89,28 @@ def test_check(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -
     assert status == 0 and out.rstrip().endswith("ok")
     verdict = run_json(capsys, "check", *arguments, *D64, *lengths)
     assert isinstance(verdict, dict) and verdict["ok"] and verdict["engine"] == "emulator"
+
+
+FEW = ("--nq", "1", "--nk", "700", "--heads", "4", "--kv-heads", "1")
+
+
+def test_few_queries_are_checked_by_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    for kernel, ran in ((), 2), (("--kernel", "forward"), 1):
+        verdict = run_json(capsys, "check", "forward", *D64, "--causal", *FEW, *kernel)
+        assert isinstance(verdict, dict) and verdict["ok"] and len(verdict["kernels"]) == ran
+        assert all("pack1" in key for key in verdict["kernels"] if "combine" not in key)
+
+
+def test_few_queries_are_predicted_and_explained_by_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "predict", "forward", *D64, *FEW)
+    assert isinstance(found, dict) and found["parts"] > 1
+    assert [kernel["kernel"] for kernel in found["kernels"]] == ["partial", "combine"]
+    whole = run_json(capsys, "predict", "forward", *D64, *FEW, "--kernel", "forward")
+    assert isinstance(whole, dict) and (whole["parts"], len(whole["kernels"])) == (1, 1)
+    status, out, _ = run(capsys, "predict", "forward", *D64, *FEW)
+    assert status == 0 and f"the keys are cut into {found['parts']} parts" in out
+    status, out, _ = run(capsys, "explain", "forward", *D64, *FEW)
+    assert status == 0 and f"forward form: parts: {found['parts']} of up to" in out
 
 
 def test_an_edited_source_stands_in(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_table_for_each_kind_of_evidence(capsys: pytest.CaptureFixture[str], f
     status, out, _ = run(capsys, "list")
     measured, predicted = out.index("measured ms"), out.index("predicted ms")
     assert status == 0 and measured < out.index("2.500") < predicted < out.index("1.250")
-    assert "NVIDIA A100, driver 580.65" in out and "issue-model 1" in out and "hidden" not in out
+    assert "NVIDIA A100, driver 580.65" in out and "issue-model 2" in out and "hidden" not in out
 
 
 def test_what_does_not_serve_is_marked(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -90,7 +90,7 @@ def test_explain_names_every_file(capsys: pytest.CaptureFixture[str], folder: Pa
     write_record(folder, record_of("forward", 1.0, causal=True, Nq=512, tile=TILE))
     status, out, _ = run(capsys, "explain", "forward", *D64, "--causal", "--nq", "4096")
     assert status == 0 and "the nearest is Nq=512" in out and "served by near length: Br=64,Bc=32" in out
-    assert "predicted by issue-model 1 for B=2, 16 heads over 16, Nq=512, Nk=512: 1.000 ms" in out
+    assert "predicted by issue-model 2 for B=2, 16 heads over 16, Nq=512, Nk=512: 1.000 ms" in out
     assert "search: 9 trials; the record keeps no more of them" in out
     write_record(folder, RECORD)  # of another text
     status, out, err = run(capsys, "explain", "forward", "--gpu", "a100", "--d", "128", "--causal")
@@ -121,7 +121,7 @@ def test_explain_as_json_has_everything(capsys: pytest.CaptureFixture[str], fold
     write_record(folder, record_of("forward", 1.0, "measured", tile=TILE, search=SEARCH))
     found: Any = run_json(capsys, "explain", "forward", *D64, "--nq", "1024")
     assert found["served"]["rung"] == "record" and found["looked"][0]["serves"] is True
-    assert found["record"]["search"]["curve"] == [[1, 3.0], [17, 1.0]] and found["form"] is None
+    assert found["record"]["search"]["curve"] == [[1, 3.0], [17, 1.0]] and found["form"]["form"] == "whole"
     assert [(c["roles"], c["recorded_ms"], c["recorded_kind"]) for c in found["contenders"]] == [
         (["served"], 1.0, "measured"), (["runner-up"], 1.25, "measured"), (["default"], None, None),
     ]  # fmt: skip

@@ -39,7 +39,7 @@ def predicts(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[Tile, float]], N
     """A model that has an answer ready for some tiles, in seconds, and takes 1 s for any other."""
 
     def to(seconds: dict[Tile, float]) -> None:
-        def predict(tile: Any, problem: Any, gpu: Any) -> Prediction:
+        def predict(tile: Any, problem: Any, gpu: Any, parts: int) -> Prediction:
             return Prediction(
                 kernel="forward", gpu="a100", seconds=seconds.get(tile, 1.0), tflops=1.0, spread=0.0, blocks_per_sm=1,
                 pipes={}, bound_by="nothing", spills_in_loop=0,
@@ -62,7 +62,7 @@ def test_the_winner_stands_beside_its_rivals(tmp_path: Path, predicts: object) -
     assert [(c.roles, c.tile, c.recorded_ms) for c in found.contenders] == [
         (("served",), WINNER, 1.0), (("runner-up",), SECOND, 2.0), (("default",), DEFAULT, 3.0),
     ]  # fmt: skip
-    assert found.search == search() and found.form is None
+    assert found.search == search() and found.form.form == "whole"
     assert found.looked[0].record == found.record and found.looked[0].rung == "record"
 
 
@@ -108,7 +108,7 @@ def test_a_rival_without_a_prediction_says_why(
     illegal = ForwardTile(Br=256, Bc=256, warps=4)
     write_record(tmp_path, record_of("forward", 1.0, tile=WINNER, search=search(second=illegal)))
 
-    def refuse(tile: Tile, problem: Problem, gpu: object) -> Prediction:
+    def refuse(tile: Tile, problem: Problem, gpu: object, parts: int) -> Prediction:
         raise SassError("FROB is unknown")
 
     monkeypatch.setattr(module, "predict", refuse)
@@ -123,7 +123,7 @@ def test_convert_borrows_its_tile_and_no_time(tmp_path: Path, predicts: object) 
     found = explain(PROBLEM, "convert", A100, tmp_path)
     (only,) = found.contenders
     assert found.loaded.rung == "record" and found.record is None and only.recorded_ms is None
-    assert found.form is not None and found.form.form == "fused"
+    assert found.form.form == "fused"
 
 
 def test_of_what_is_not_tuned_no_file_is_named(tmp_path: Path, predicts: object) -> None:

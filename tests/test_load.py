@@ -19,7 +19,7 @@ from flashsmith.spec.kernel import KernelSpec
 from flashsmith.spec.limits import why_illegal
 from flashsmith.spec.problem import Problem
 from flashsmith.spec.record import Evidence, Record, write_record
-from flashsmith.spec.tile import ForwardTile
+from flashsmith.spec.tile import HEAD_BY_HEAD, ForwardTile
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.errors.LowerRung")
 
@@ -66,6 +66,40 @@ def test_the_nearest_length_of_the_same_gpu(tmp_path: Path) -> None:
     assert load_best(replace(PROBLEM, Nq=700, Nk=None), "forward", "a100", tmp_path).tile == TILE
     loaded = load_best(replace(PROBLEM, Nq=9000, Nk=None), "forward", "a100", tmp_path)
     assert (loaded.rung, loaded.tile) == ("near length", other) and "Nq=16384" in loaded.found
+
+
+def test_a_tile_for_many_rows_serves_no_single_query(tmp_path: Path) -> None:
+    """Nor the other way round, however near the lengths; but what was found for exactly these lengths does."""
+    decode = replace(PROBLEM, Nq=1, Nk=4096)
+    write_record(tmp_path, record(Nq=4096))
+    loaded = load_best(decode, "forward", "a100", tmp_path)
+    assert (loaded.rung, loaded.tile) == ("default", default_tile("forward", decode, find_gpu("a100")))
+    step = next(step for step in ladder(decode, "forward", find_gpu("a100"), tmp_path) if step.rung == "near length")
+    assert "Br=64, and for Nq=1 rows are right in blocks of Br=16" in step.why
+    of_one = ForwardTile(Br=16, Bc=48, warps=1)
+    write_record(tmp_path, replace(record(tile=of_one), Nq=1, Nk=2048))
+    assert load_best(decode, "forward", "a100", tmp_path).tile == of_one
+    assert load_best(replace(decode, Nq=17), "forward", "a100", tmp_path).rung == "default"
+    assert load_best(replace(decode, Nq=65), "forward", "a100", tmp_path).tile == TILE
+    assert load_best(replace(decode, Hq=16, Hk=2), "forward", "a100", tmp_path).tile.packed  # type: ignore[union-attr]
+    write_record(tmp_path, replace(record(), Nq=1, Nk=4096))
+    assert load_best(decode, "forward", "a100", tmp_path).tile == TILE
+
+
+def test_heads_are_packed_only_where_they_share_keys(tmp_path: Path) -> None:
+    decode = replace(PROBLEM, Nq=1, Nk=4096)
+    packed = ForwardTile(Br=16, Bc=48, warps=1, packed=True)
+    write_record(tmp_path, replace(record(tile=packed), Nq=1, Nk=4096))
+    assert load_best(replace(decode, Hk=2), "forward", "a100", tmp_path).tile == packed
+    assert not load_best(decode, "forward", "a100", tmp_path).tile.packed  # type: ignore[union-attr]
+
+
+def test_partial_takes_the_tile_of_forward(tmp_path: Path) -> None:
+    """But for what it does not know: another order, another direction."""
+    write_record(tmp_path, record(tile=replace(TILE, order=HEAD_BY_HEAD, ascending=True)))
+    loaded = load_best(PROBLEM, "partial", "a100", tmp_path)
+    assert (loaded.rung, loaded.tile, loaded.spec.kernel) == ("record", TILE, "partial")
+    assert load_best(PROBLEM, "combine", "a100", tmp_path).found == "combine is not tuned"
 
 
 def test_a_gpu_of_the_same_class(tmp_path: Path) -> None:

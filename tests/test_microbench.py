@@ -283,8 +283,8 @@ def test_the_model_names_what_was_measured(tmp_path: Path) -> None:
         command = [sys.executable, "-c", program, str(tmp_path / file)]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ)).stdout.strip()
 
-    assert said("one.json") == "issue-model 1, rates of h200 2026-12-01"
-    assert said("none.json") == "issue-model 1"
+    assert said("one.json") == "issue-model 2, rates of h200 2026-12-01"
+    assert said("none.json") == "issue-model 2"
 
 
 def test_without_a_file_nothing_changes() -> None:

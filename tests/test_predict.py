@@ -16,8 +16,10 @@ from flashsmith.sass import disassemble, predict_time
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import GPUS, find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
+from flashsmith.spec.order import head_by_head
 from flashsmith.spec.problem import Pass, Problem
-from flashsmith.work import masked_share, tiles_per_block
+from flashsmith.spec.tile import ForwardTile, RowTile
+from flashsmith.work import masked_share, moved_bytes, tiles_per_block
 
 A100 = find_gpu("a100")
 
@@ -41,13 +43,14 @@ def test_tiles_of_a_block_are_those_that_see_something(kernel: KernelName, Nq: i
     pairs = whole.reshape(rows, tile.Br, keys, tile.Bc).transpose(0, 2, 1, 3)  # type: ignore[union-attr]
     seen = pairs.any((2, 3))
     got = tiles_per_block(spec, sizes_of(problem))
+    mixed = causal and not head_by_head(spec)  # tile by tile of heads that share the L2 cache
     if kernel in ("forward", "dq"):
         want = [int(np.nonzero(row)[0].max(initial=-1)) + 1 for row in seen]
-        heads = 4 if kernel == "forward" and causal else 1  # its blocks then mix heads that share the L2 cache
+        heads = 4 if mixed else 1
         assert sorted(got) == sorted(want * heads) and (not causal or list(got) == sorted(got, reverse=True))
     else:
         want = [2 * (rows - int(np.nonzero(column)[0].min(initial=rows))) for column in seen.T]
-        assert list(got) == want
+        assert list(got) == list(np.repeat(want, 2 if mixed else 1))
     assert grid(spec, sizes_of(problem)) % len(got) == 0
     walked = np.zeros_like(seen)
     for i in range(rows):
@@ -55,6 +58,41 @@ def test_tiles_of_a_block_are_those_that_see_something(kernel: KernelName, Nq: i
             walked[i, j] = seen[i, j:].any() if kernel in ("forward", "dq") else seen[: i + 1, j].any()
     masked = walked & ~pairs.all((2, 3))
     assert masked_share(spec, sizes_of(problem)) == pytest.approx(masked.sum() / max(1, walked.sum()), abs=0.02)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    ("Nq", "Nk", "parts", "Br"), [(7, 700, 3, 16), (40, 130, 2, 64), (23, 20, 4, 16), (1, 64, 1, 16)]
+)
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+def test_parts_walk_over_each_tile_once(Nq: int, Nk: int, parts: int, Br: int, packed: bool, causal: bool) -> None:
+    """Counted from the mask, for the rows of a block: query by query, of all heads of a group if they are packed."""
+    problem = Problem(dtype="bf16", d=64, causal=causal, B=2, Hq=6, Hk=2, Nq=Nq, Nk=Nk)
+    tile = ForwardTile(Br=Br, Bc=48, warps=1, packed=packed)
+    spec, sizes = KernelSpec.of("partial", problem, tile, 80), sizes_of(problem, parts)
+    mask = visible(Nq, Nk, causal).repeat(3 if packed else 1, axis=0)
+    seen, masked = [], 0
+    for rows in reversed([mask[i : i + Br] for i in range(0, len(mask), Br)]):
+        tiles = [rows[:, j : j + 48] for j in range(0, Nk, 48)]
+        whole = [tile.all() and tile.shape[1] == 48 for tile in tiles]
+        last = max((j for j, tile in enumerate(tiles) if tile.any()), default=-1)
+        seen.append(last + 1)
+        masked += whole[: last + 1].count(False)
+    got, heads = tiles_per_block(spec, sizes), 2 * (2 if packed else 6)
+    assert len(got) == grid(spec, sizes) == parts * heads * len(seen)
+    by_part = np.array(got).reshape(parts, heads, len(seen))
+    np.testing.assert_array_equal(by_part.sum(0), np.broadcast_to(seen, (heads, len(seen))))
+    assert (by_part <= -(-np.array(seen) // parts)).all()
+    assert masked_share(spec, sizes) == pytest.approx(masked / max(1, sum(seen)))
+    assert moved_bytes(spec, sizes) > moved_bytes(KernelSpec.of("combine", problem, RowTile(), 80), sizes) / 2
+
+
+def test_few_queries_wait_for_the_memory() -> None:
+    """One query of 64 heads and sequences: K and V are read once, at the memory's rate, and that is said."""
+    problem = Problem(dtype="bf16", d=64, B=64, Hq=16, Nq=1, Nk=4096)
+    found = predict(compile_source(render(spec_of("forward", problem))), problem, A100)
+    assert found.seconds == pytest.approx(64 * 16 * 4096 * 64 * 4 / (0.85 * 2039e9), rel=0.01)
+    assert found.bound_by.startswith("memory bandwidth")
 
 
 def test_executed_flops_without_a_mask_are_the_credited_ones() -> None:

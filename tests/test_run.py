@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import ARG_BYTES, KERNELS, KernelName, KernelSpec
 from flashsmith.spec.problem import Problem
+from flashsmith.spec.tile import ForwardTile
 
 PROBLEM = Problem(dtype="bf16", d=64, causal=True, B=2, Hq=6, Hk=2, Nq=200, Nk=333)
 SIZES = Sizes(B=2, Hq=6, Hk=2, Nq=200, Nk=333)
@@ -78,6 +80,9 @@ def test_grids_are_flat_and_cover_everything(kernel: KernelName) -> None:
 def test_a_grid_past_the_hardwares_limit_is_refused() -> None:
     with pytest.raises(LaunchError, match=r"2147483647"):
         grid(spec_of("forward"), Sizes(B=2**16, Hq=2**15, Hk=1, Nq=4, Nk=4))
+    packed = replace(spec_of("forward"), tile=ForwardTile(Br=64, Bc=64, warps=4, packed=True))
+    with pytest.raises(LaunchError, match=r"4294967296 rows of a group, .* Use packed=0"):
+        grid(packed, Sizes(B=1, Hq=4, Hk=1, Nq=2**30, Nk=4))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +157,7 @@ def test_nothing_is_launched_for_nothing(zero: str) -> None:
     q = tensor((n["B"], n["Hq"], n["Nq"], 64))
     k = tensor((n["B"], n["Hq"], n["Nk"], 64))
     engine = Recorder()
-    out = run_forward(engine, binaries("forward")["forward"], q, k, k, 0.125)
+    out = run_forward(engine, binaries("forward"), q, k, k, 0.125)
     gradients = run_backward(engine, binaries("delta", "fused", "convert"), q, k, k, out, q, 0.125)
     assert engine.launches == []
     assert out.O.shape == q.shape and out.m.shape == q.shape[:3]
@@ -162,5 +167,5 @@ def test_nothing_is_launched_for_nothing(zero: str) -> None:
 def test_only_inputs_that_cannot_be_reached_are_copied() -> None:
     engine, t = Recorder(), tensors()
     odd = Tensor(8, t["K"].shape, t["K"].strides, t["K"].dtype)
-    run_forward(engine, binaries("forward")["forward"], t["Q"], odd, t["V"], 0.125)
+    run_forward(engine, binaries("forward"), t["Q"], odd, t["V"], 0.125)
     assert engine.copies == 1

@@ -58,16 +58,16 @@ def test_a_record_says_what_is_predicted_now(gpu: str, kernel: KernelName, d: in
     record = next(r for r in shipped(gpu) if (r.kernel, r.d, r.dtype, r.causal) == (kernel, d, "fp16", True))
     problem = Problem(dtype="fp16", d=d, causal=True, B=record.B, Hq=record.Hq, Nq=record.Nq)
     found = predict(compile_source(render(record.spec)), problem, find_gpu(gpu))
-    assert round(found.seconds * 1e3, 5) == record.evidence.time_ms
+    assert round(found.seconds * 1e3, 5) == record.evidence.time_ms and found.spills_in_loop == 0
     assert load_best(problem, kernel, gpu).tile == record.tile
 
 
 def test_a_search_finds_the_same_record_again() -> None:
-    """From its seed, to the last byte: the small space of fused on 99 KB at d = 256, which 12 trials use up."""
+    """From its seed, to the last byte: the small space of fused on 99 KB at d = 256, which 8 trials nearly use up."""
     problem, gpu = Problem(dtype="bf16", d=256, B=2, Hq=16, Nq=8192), find_gpu("a10")
     record = next(r for r in shipped("a10") if (r.kernel, r.d, r.dtype, r.causal) == ("fused", 256, "bf16", False))
     before = next(r for r in shipped("a100") if (r.kernel, r.d, r.dtype, r.causal) == ("fused", 256, "bf16", False))
-    again = ship_records.search("fused", problem, gpu, ship_records.best_of(before), trials=12, seed=0)
+    again = ship_records.search("fused", problem, gpu, ship_records.best_of(before), trials=8, seed=0)
     assert again == record
 
 

@@ -30,7 +30,7 @@ from .options import (
     Which,
 )
 from .output import print_json
-from .request import binaries_of, engine_of
+from .request import binaries_of, engine_of, parts_of
 
 
 @app.command()
@@ -60,7 +60,8 @@ def check(
     problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
     target = served_gpu(gpu)
     binaries = binaries_of(which.value, problem, target, deterministic, kernel, tile, source)
-    verdict = check_pass(problem, which.value, binaries, engine_of(engine), make_inputs(problem, seed))
+    parts = parts_of(binaries, problem, target)
+    verdict = check_pass(problem, which.value, binaries, engine_of(engine), make_inputs(problem, seed), parts=parts)
     if as_json:
         print_json({**asdict(verdict), "ok": verdict.ok, "lines": [{**asdict(x), "ok": x.ok} for x in verdict.lines]})
     else:

@@ -91,7 +91,7 @@ def _facts(found: Explanation) -> dict[str, Any]:
         ],
         "served": {"rung": loaded.rung, "found": loaded.found, "tile": asdict(loaded.tile)},
         "record": asdict(record) if record else None,
-        "form": asdict(found.form) if found.form else None,
+        "form": asdict(found.form),
         "contenders": [
             {
                 "roles": c.roles, "tile": asdict(c.tile), "recorded_ms": c.recorded_ms,

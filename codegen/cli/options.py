@@ -11,6 +11,8 @@ import typer
 
 class Kernel(str, Enum):
     forward = "forward"
+    partial = "partial"
+    combine = "combine"
     delta = "delta"
     fused = "fused"
     convert = "convert"

@@ -41,7 +41,7 @@ from .predict_cubin import (
     SmemOption,
     predict_file,
 )
-from .request import binaries_of
+from .request import binaries_of, parts_of
 
 OF_BOTH = frozenset({"gpu", "as_json"})
 OF_A_CUBIN = frozenset({"cubin", "function", "grid", "block", "smem", "flops", "hbm_bytes", "rare"})
@@ -97,16 +97,17 @@ def _predict_pass(
 
     target = served_gpu(gpu)
     binaries = binaries_of(which.value, problem, target, deterministic, kernel, tile, source)
+    parts = parts_of(binaries, problem, target)
     try:
-        predictions = predict_pass(binaries, problem, target)
+        predictions = predict_pass(binaries, problem, target, parts=parts)
     except SassError as error:
         raise CannotPredict(str(error)) from error
     tflops = pass_tflops(predictions, which.value, problem)
     if as_json:
         kernels = [{**asdict(p), "pipes": dict(p.pipes)} for p in predictions]
-        print_json({"evidence": "predicted", "tflops": tflops, "mean_error": ERROR, "kernels": kernels})
+        print_json({"evidence": "predicted", "tflops": tflops, "mean_error": ERROR, "parts": parts, "kernels": kernels})
     else:
-        show_predict.predictions(predictions, tflops, target)
+        show_predict.predictions(predictions, tflops, target, parts)
 
 
 def _refuse_what_is_not_of(asked: frozenset[str], context: typer.Context) -> None:

@@ -14,7 +14,20 @@ from ..spec.problem import Problem
 from ..spec.tile import parse_tile
 from . import show
 from .app import app
-from .options import CausalOption, DimOption, DtypeOption, Emit, GpuOption, JsonOption, Kernel, TileOption
+from .options import (
+    CausalOption,
+    DimOption,
+    DtypeOption,
+    Emit,
+    GpuOption,
+    HeadsOption,
+    JsonOption,
+    Kernel,
+    KvHeadsOption,
+    NkOption,
+    NqOption,
+    TileOption,
+)
 from .output import print_json, write_bytes, write_text
 from .request import compiled, facts_of, legal, spec_of
 
@@ -29,6 +42,10 @@ def render(
     dtype: DtypeOption = "bf16",
     d: DimOption = 128,
     causal: CausalOption = False,
+    nq: NqOption = 8192,
+    nk: NkOption = None,
+    heads: HeadsOption = 16,
+    kv_heads: KvHeadsOption = None,
     tile: TileOption = "",
     emit: Annotated[Emit, typer.Option("--emit", help="What to print.")] = Emit.cuda,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A file instead of stdout.")] = None,
@@ -38,7 +55,8 @@ def render(
     """Print a kernel: CUDA, PTX, SASS with its source lines, or the cubin."""
     from ..render import render as render_source
 
-    target, problem = served_gpu(gpu), Problem(dtype=cast(Any, dtype), d=d, causal=causal)
+    target = served_gpu(gpu)
+    problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
     source = render_source(spec_of(kernel, problem, target, tile))
     if diff is not None:
         other = render_source(legal(replace(source.spec, tile=parse_tile(diff, source.spec.tile)), target))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IllegalTile, UsageError
 from ..spec.gpu import Gpu
-from ..spec.kernel import FORWARD, FUSED, SPLIT, KernelName, KernelSpec
+from ..spec.kernel import FORWARD, FUSED, PARTS, SPLIT, KernelName, KernelSpec
 from ..spec.limits import smem_bytes, why_illegal
 from ..spec.problem import Pass, Problem
 from ..spec.tile import Tile, parse_tile
@@ -69,15 +70,21 @@ def binaries_of(
 def _names(
     which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None
 ) -> tuple[KernelName, ...]:
-    """The kernels of a pass: of the backward those of the form that serves, or of the form that `kernel` is part of."""
-    from ..load import backward_form
+    """The kernels of a pass: those of the form that serves, or of the form that `kernel` is part of."""
+    from ..load import pass_form
 
-    if which == "forward":
-        return FORWARD
-    served = backward_form(problem, gpu, deterministic).kernels
+    served = pass_form(problem, which, gpu, deterministic).kernels
     if kernel is None or deterministic or kernel.value in served:
         return served
-    return next((names for names in (FUSED, SPLIT) if kernel.value in names), served)
+    forms = (FORWARD, PARTS) if which == "forward" else (FUSED, SPLIT)
+    return next((names for names in forms if kernel.value in names), served)
+
+
+def parts_of(binaries: Mapping[KernelName, Binary], problem: Problem, gpu: Gpu) -> int:
+    """Parts in which a pass of these kernels is launched: 1 unless `partial` is one of them."""
+    from ..parts import choose_parts
+
+    return choose_parts(binaries["partial"].spec, problem, gpu).parts if "partial" in binaries else 1
 
 
 def engine_of(name: EngineName) -> Any:

@@ -20,8 +20,7 @@ def explanation(found: Explanation) -> None:
     if found.looked:
         print_lines(looked_into)
     print_lines(f"served by {found.loaded.rung}: {tile_text(found.loaded.tile)}", _evidence(found))
-    if found.form:
-        print_lines(f"backward form: {found.form.reason}")
+    print_lines(f"{'forward' if found.form.form in ('whole', 'parts') else 'backward'} form: {found.form.reason}")
     print_lines(_contenders(found))
     print_lines(*(f"{' and '.join(c.roles)}: {_bound(c)}" for c in found.contenders))
     print_lines(*_differences(found), how_sure())

@@ -21,8 +21,8 @@ def how_sure(margin: bool = False) -> str:
     return f"predicted times: mean error of the model {ERROR:.0%}{beside}"
 
 
-def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu) -> None:
-    """Each kernel's predicted time, how busy its pipes are and what bounds it; then the pass."""
+def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu, parts: int) -> None:
+    """Each kernel's predicted time, how busy its pipes are and what bounds it; then the pass, the keys in `parts`."""
     made = table("kernel", "ms", "TFLOP/s", "blocks/SM", "spread", "spills", right=("ms", "TFLOP/s", "spread"))
     for p in kernels:
         speed = f"{p.tflops:.1f}" if p.tflops else ""
@@ -33,6 +33,7 @@ def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu) -> None:
         made,
         *(f"{p.kernel} pipes: {shares(p.pipes)}" for p in kernels if p.pipes),
         *(f"{p.kernel}: {p.bound_by}" for p in kernels),
+        *([f"the keys are cut into {parts} parts"] if parts > 1 else []),
         f"predicted: {tflops:.1f} TFLOP/s on {gpu.key}, {tflops / gpu.peak_tflops:.0%} of its mma.sync peak",
         how_sure(),
     )

@@ -72,7 +72,8 @@ def timed_tensors(kernel: KernelName, problem: Problem, gpu: Gpu, engine: Engine
     if kernel == "forward":
         m, l = (engine.empty(queries[:3], np.float32) for _ in range(2))
         return {"Q": Q, "K": K, "V": V, "O": engine.empty(queries, np.uint16), "m": m, "l": l}
-    forward = run_forward(engine, _of_default("forward", problem, gpu), Q, K, V, problem.softmax_scale)
+    of_default: dict[KernelName, Binary] = {"forward": _of_default("forward", problem, gpu)}
+    forward = run_forward(engine, of_default, Q, K, V, problem.softmax_scale)
     outputs = {name: engine.empty(shape, np.uint16) for name, shape in (("dQ", queries), ("dK", keys), ("dV", keys))}
     stats = _stats(engine, problem, gpu, forward, dO, sizes_of(problem))
     return {"Q": Q, "K": K, "V": V, "dO": dO, "stats": stats, **outputs}

@@ -15,13 +15,13 @@ from ..engines.cuda import CudaEngine
 from ..engines.engine import Engine
 from ..engines.engine import Tensor as EngineTensor
 from ..engines.torch_tensors import TorchEngine, torch_engine
-from ..forms import KERNELS_OF, Form
-from ..load import backward_form, load_best
+from ..forms import KERNELS_OF, Choice, Form
+from ..load import load_best, pass_form
 from ..render import render
 from ..run import Forward, run_backward, run_forward
 from ..spec.gpu import served_gpu
 from ..spec.kernel import KernelName, KernelSpec
-from ..spec.problem import Problem
+from ..spec.problem import Pass, Problem
 from .inputs import KERNEL_DTYPES
 from .tiled import Needs
 from .warm import Recorder, Replay, replay_of
@@ -42,10 +42,14 @@ def kernel_forward(
     again = replay and replay((q, k, v))
     if again is not None:
         return again  # type: ignore[return-value]
-    binary = _binary(_spec(_problem(q, k, causal), "forward", side.gpu))
+    problem = _problem(q, k, causal)
+    form = _form(problem, "forward", side.gpu, False)
+    binaries = {kernel: _binary(_spec(problem, kernel, side.gpu)) for kernel in form.kernels}
     engine = _recorded(side)
     inputs = {name: side.given(x) for name, x in zip("QKV", (q, k, v), strict=True)}
-    out = run_forward(engine, binary, inputs["Q"], inputs["K"], inputs["V"], scale, bnhd=bnhd)
+    out = run_forward(
+        engine, binaries, inputs["Q"], inputs["K"], inputs["V"], scale, parts=form.parts, bnhd=bnhd
+    )  # fmt: skip
     _remember(key, engine, inputs, (out.O, out.m, out.l), q.dtype)
     return side.taken(out.O, q.dtype), side.taken(out.m, torch.float32), side.taken(out.l, torch.float32)
 
@@ -69,7 +73,7 @@ def kernel_backward(
     if again is not None:
         return again  # type: ignore[return-value]
     problem = _problem(q, k, causal)
-    form = _form(problem, side.gpu, deterministic)
+    form = _form(problem, "backward", side.gpu, deterministic).form
     binaries = {kernel: _binary(_spec(problem, kernel, side.gpu)) for kernel in kernels_for(needs, form)}
     engine = _recorded(side)
     x = {name: side.given(tensor) for name, tensor in tensors.items()}
@@ -121,9 +125,9 @@ def _problem(q: Tensor, k: Tensor, causal: bool) -> Problem:
 
 
 @lru_cache(maxsize=4096)
-def _form(problem: Problem, gpu: str, deterministic: bool) -> Form:
-    """The form of the backward that serves `problem`: chosen once for each set of lengths."""
-    return backward_form(problem, served_gpu(gpu), deterministic).form
+def _form(problem: Problem, which: Pass, gpu: str, deterministic: bool) -> Choice:
+    """The form of a pass that serves `problem`: chosen once for each set of lengths."""
+    return pass_form(problem, which, served_gpu(gpu), deterministic)
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ from .kernel import KernelSpec
 from .limits import why_illegal
 from .problem import Dtype
 from .spills import spills
-from .tile import KeyBlockTile, QueryBlockTile
+from .tile import GROUPED, KeyBlockTile, QueryBlockTile
 
 KeyBlockKernel = Literal["fused", "dkdv"]
 Tile = TypeVar("Tile", KeyBlockTile, QueryBlockTile)
@@ -28,7 +28,7 @@ def default_key_block(
 
 def default_query_block(dtype: Dtype, d: int, causal: bool, gpu: Gpu, *, spilling: bool = False) -> QueryBlockTile:
     """A tile of `dq` that fits `gpu`, chosen without compiling anything; it may spill if `spilling`."""
-    return _first_legal("dq", dtype, d, causal, gpu, _query_blocks(), spilling)
+    return _first_legal("dq", dtype, d, causal, gpu, _query_blocks(d), spilling)
 
 
 def published_key_block(d: int, gpu: Gpu) -> tuple[KeyBlockTile, ...]:
@@ -68,8 +68,13 @@ def _first_legal(
     tiles: Iterable[Tile],
     spilling: bool,
 ) -> Tile:
-    """The first tile that breaks no limit; the lists end in one that always fits."""
+    """The first tile that breaks no limit; the lists end in one that always fits.
+
+    With a mask loops differ in length, and grouped heads are predicted 1 to 12% faster than head by head.
+    """
     for tile in tiles:
+        if causal:
+            tile = replace(tile, order=GROUPED)
         spec = KernelSpec(kernel=kernel, dtype=dtype, d=d, causal=causal, tile=tile, sm=gpu.sm)
         if why_illegal(spec, gpu) is None and (spilling or not spills(spec)):
             return tile
@@ -79,15 +84,22 @@ def _first_legal(
 def _key_blocks(kernel: KeyBlockKernel, d: int, gpu: Gpu) -> Iterator[KeyBlockTile]:
     """Large Bc first (dQ is read and written once a K/V tile), then as many warps as its registers need."""
     stages = 2 if gpu.smem_block_bytes >= _LARGE_SMEM else 1
-    if d <= 64 and kernel == "dkdv" and gpu.sm < 90:  # on sm_90 ptxas spills in its loop
+    if d <= 64 and kernel == "dkdv" and gpu.sm < 90:  # on sm_90 ptxas spills in their loops
+        if stages == 2:
+            yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=32, v_regs=True, weave=False, min_blocks=2)
         yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=32, stages=stages, weave=False, min_blocks=2)
+    if d <= 64 and stages == 2 and gpu.sm >= 90:
+        yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=32, stages=1, weave=False, min_blocks=2)
     if d <= 64:  # V in registers leaves room for two blocks an SM
         yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, v_regs=True, min_blocks=2)
         yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, v_regs=True, weave=False, min_blocks=2)
+        yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=1, v_regs=True, min_blocks=2)
+        yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=1, v_regs=True, weave=False, min_blocks=2)
         yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, min_blocks=2)
         yield KeyBlockTile(Br=64, Bc=128, warps=4, slice=16, stages=stages, weave=False, min_blocks=2)
     if d <= 96:
         if stages == 2:
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, stages=2, v_regs=True, weave=False)
             yield KeyBlockTile(Br=64, Bc=128, warps=8, stages=2, weave=False)
             yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=32, stages=2)
         yield KeyBlockTile(Br=64, Bc=128, warps=8, stages=1, v_regs=True)
@@ -95,6 +107,9 @@ def _key_blocks(kernel: KeyBlockKernel, d: int, gpu: Gpu) -> Iterator[KeyBlockTi
         yield KeyBlockTile(Br=64, Bc=64, warps=4, slice=32, stages=stages, min_blocks=2)
         yield KeyBlockTile(Br=64, Bc=64, warps=4, slice=32, stages=1)
     if d <= 128:
+        if stages == 2 and kernel == "dkdv":  # no dS for dQ to share: V in registers saves more than shared keys
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, v_regs=True)
+            yield KeyBlockTile(Br=64, Bc=128, warps=8, v_regs=True, weave=False)
         if stages == 2:
             yield KeyBlockTile(Br=64, Bc=128, warps=8, row_split=2, stages=2)
             yield KeyBlockTile(Br=64, Bc=128, warps=8, row_split=2, stages=2, weave=False)
@@ -103,18 +118,31 @@ def _key_blocks(kernel: KeyBlockKernel, d: int, gpu: Gpu) -> Iterator[KeyBlockTi
         yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=16, stages=1, v_regs=True)
         yield KeyBlockTile(Br=64, Bc=128, warps=8, slice=16, stages=1, v_regs=True, weave=False)
         yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=2, stages=1, v_regs=True)
+    if d <= 192 and kernel == "fused":
+        yield KeyBlockTile(Br=64, Bc=96, warps=8, row_split=4, stages=2)
+        if stages == 1:
+            yield KeyBlockTile(Br=32, Bc=64, warps=8, row_split=2, stages=2, v_regs=True)
     if stages == 2:
         yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=4, stages=2)
+        yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=4, stages=2, weave=False)
+        if kernel == "fused":
+            yield KeyBlockTile(Br=32, Bc=64, warps=8, row_split=2, stages=2)
+            yield KeyBlockTile(Br=32, Bc=64, warps=8, row_split=2, stages=2, weave=False)
         yield KeyBlockTile(Br=64, Bc=64, warps=8, row_split=4, stages=1, weave=False)
     yield KeyBlockTile(Br=32, Bc=64, warps=8, row_split=2, stages=1)
     yield KeyBlockTile(Br=32, Bc=64, warps=8, row_split=2, stages=1, v_regs=True)
+    yield KeyBlockTile(Br=64, Bc=32, warps=8, row_split=4, stages=1)  # slow, and the only ones that never spilled
+    yield KeyBlockTile(Br=64, Bc=32, warps=8, row_split=4, stages=1, v_regs=True)
 
 
-def _query_blocks() -> Iterator[QueryBlockTile]:
+def _query_blocks(d: int) -> Iterator[QueryBlockTile]:
     """32 rows a warp and two blocks an SM where registers and shared memory allow them."""
+    if d > 96:  # 32 rows a warp spill
+        yield QueryBlockTile(Br=128, Bc=64, warps=8, q_regs=True, weave=False)
+    yield QueryBlockTile(Br=128, Bc=48, warps=4, q_regs=True, weave=False, min_blocks=2)
     for Br, Bc, warps, stages, min_blocks in (
         (128, 48, 4, 2, 2), (128, 32, 4, 2, 2), (128, 32, 4, 1, 2), (128, 16, 4, 2, 2),  # 32 rows a warp
-        (128, 64, 8, 2, 1), (128, 32, 8, 2, 1), (128, 64, 8, 1, 1), (128, 32, 8, 1, 1),  # 16 rows a warp
+        (128, 48, 8, 2, 1), (128, 32, 8, 2, 1), (64, 48, 4, 2, 1), (64, 32, 4, 2, 1), (64, 16, 4, 2, 1),  # 16 rows
         (64, 32, 4, 1, 1), (64, 16, 4, 1, 1),
     ):  # fmt: skip
         yield QueryBlockTile(Br=Br, Bc=Bc, warps=warps, stages=stages, min_blocks=min_blocks)

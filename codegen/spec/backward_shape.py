@@ -7,6 +7,7 @@ from .tile import KeyBlockTile, QueryBlockTile
 
 BLOCK = 16  # rows and columns of the block that one ldmatrix.x4 reads and two mma take
 PANEL = 64  # columns of a swizzled panel: 128 bytes, all banks
+WIDEST_SWIZZLED = 192  # columns, of a kernel that owns keys
 ROW_GROUP = 8  # rows after which the swizzle repeats
 HUGE_LOG2 = 2.0**13  # |m log2(e)| from which fp32 cannot hold m + ln l well enough
 
@@ -26,18 +27,21 @@ def padded_columns(spec: KernelSpec) -> int:
     return -(-spec.d // unit) * unit
 
 
-def swizzled(width: int) -> bool:
-    """Whether rows of `width` columns lie in XOR-swizzled panels; else they are padded to an odd number of chunks."""
-    return width % PANEL == 0
+def swizzled(tile: KeyBlockTile | QueryBlockTile, width: int) -> bool:
+    """Whether rows of `width` columns lie in XOR-swizzled panels; else they are padded to an odd number of chunks.
+
+    Swizzled rows lose no byte. Padded ones need fewer registers for addresses: the widest of a key block would spill.
+    """
+    return width % PANEL == 0 and (width <= WIDEST_SWIZZLED or isinstance(tile, QueryBlockTile))
 
 
-def layout(width: int) -> str:
+def layout(tile: KeyBlockTile | QueryBlockTile, width: int) -> str:
     """The type in the text that lays out rows of `width` columns.
 
-    >>> layout(128), layout(96)
+    >>> layout(KeyBlockTile(Br=64, Bc=64, warps=8), 128), layout(KeyBlockTile(Br=64, Bc=64, warps=8), 256)
     ('SwizzledTile', 'PaddedTile')
     """
-    return "SwizzledTile" if swizzled(width) else "PaddedTile"
+    return "SwizzledTile" if swizzled(tile, width) else "PaddedTile"
 
 
 def has_dS_smem(spec: KernelSpec) -> bool:
@@ -49,8 +53,10 @@ def has_dS_smem(spec: KernelSpec) -> bool:
 def layouts(spec: KernelSpec) -> frozenset[str]:
     """The layouts that a kernel's text needs."""
     tile = spec.tile
+    if not isinstance(tile, KeyBlockTile | QueryBlockTile):
+        return frozenset()
     inner = [tile.Br] if isinstance(tile, KeyBlockTile) and has_dS_smem(spec) else []
-    return frozenset(layout(width) for width in (padded_columns(spec), *inner))
+    return frozenset(layout(tile, width) for width in (padded_columns(spec), *inner))
 
 
 def slice_columns(tile: KeyBlockTile | QueryBlockTile) -> int:
@@ -75,7 +81,7 @@ def dQ_split(spec: KernelSpec) -> tuple[int, int] | None:
         if down * across == tile.warps
         and tile.Br % (BLOCK * down) == 0
         and width % (BLOCK * across) == 0
-        and (across in (1, 2, 4) or not swizzled(width))
+        and (across in (1, 2, 4) or not swizzled(tile, width))
     ]
     return min(splits)[1:] if splits else None
 
@@ -129,7 +135,7 @@ def why_bad_key_block(spec: KernelSpec, tile: KeyBlockTile) -> str | None:
         return (
             f"warps={tile.warps}: too few to copy {stats_bytes(tile.Br)} B of statistics of Br={tile.Br} rows at once."
         )
-    return _why_bad_copy(spec, tile.stages, swizzled(width)) or _why_many_registers(
+    return _why_bad_copy(spec, tile.stages, swizzled(tile, width)) or _why_many_registers(
         spec, tile.min_blocks, _key_block_registers(spec, tile)
     )
 
@@ -143,7 +149,7 @@ def why_bad_query_block(spec: KernelSpec, tile: QueryBlockTile) -> str | None:
         return f"Bc={tile.Bc}: must be a multiple of {BLOCK}."
     if step % BLOCK or tile.Bc % step:
         return f"slice={tile.slice}: must be 0 or a multiple of {BLOCK} that divides Bc={tile.Bc}."
-    return _why_bad_copy(spec, tile.stages, swizzled(width)) or _why_many_registers(
+    return _why_bad_copy(spec, tile.stages, swizzled(tile, width)) or _why_many_registers(
         spec, tile.min_blocks, _query_block_registers(spec, tile)
     )
 

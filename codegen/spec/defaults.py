@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .backward_defaults import default_key_block, default_query_block, published_key_block
-from .forward_defaults import default_forward, published_forward
+from .forward_defaults import default_forward, published_forward, short_forward
 from .gpu import Gpu
 from .kernel import KernelName
 from .problem import Problem
@@ -17,13 +19,13 @@ def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu, *, spilling: bo
     faster all the same, so a search tries it.
     """
     dtype, d, causal = problem.dtype, problem.d, problem.causal
-    if kernel == "forward":
-        return default_forward(dtype, d, causal, gpu, spilling=spilling)
+    if kernel in ("forward", "partial"):
+        return short_forward(problem, gpu) or default_forward(dtype, d, causal, gpu, spilling=spilling)
     if kernel == "dq":
         return default_query_block(dtype, d, causal, gpu, spilling=spilling)
-    if kernel == "delta":
+    if kernel in ("delta", "combine"):
         return RowTile()
-    of = "fused" if kernel == "convert" else kernel  # convert reads what fused accumulates
+    of: Literal["fused", "dkdv"] = "dkdv" if kernel == "dkdv" else "fused"  # convert reads what fused accumulates
     return default_key_block(of, dtype, d, causal, gpu, spilling=spilling)
 
 

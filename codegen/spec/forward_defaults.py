@@ -11,9 +11,12 @@ from .forward_shape import forward_registers
 from .gpu import Gpu
 from .kernel import KernelSpec
 from .limits import why_illegal
-from .problem import Dtype
+from .problem import Dtype, Problem
 from .spills import spills
-from .tile import ForwardTile
+from .tile import GROUPED, ForwardTile
+
+SHORT = 64  # query rows of a head up to which their number decides the tile
+KEEP = 3 / 4  # packing heads must leave at most this share of the tiles of rows that read K and V
 
 SAFE_REGISTERS = 217  # by the estimate of forward_shape: above it, ptxas begins to spill in loops of causal kernels
 SMALL_SMEM_KB = 100  # an SM of the GeForce and graphics parts
@@ -24,6 +27,44 @@ _SHAPES = ((128, 4, 2), (64, 4, 2), (128, 8, 1))
 
 # Blocks of 64 rows read K and V twice as often: parts with faster tensor cores would wait for the L2 cache.
 _SHAPES_OF_FAST_PARTS = ((128, 4, 2), (128, 8, 1))
+
+
+def packs(problem: Problem) -> bool:
+    """Whether the heads of a group share tiles: where their few rows fit into markedly fewer tiles together.
+
+    >>> packs(Problem(dtype="bf16", d=128, Hq=32, Hk=8, Nq=1)), packs(Problem(dtype="bf16", d=128, Hq=32, Hk=8, Nq=64))
+    (True, False)
+    """
+    group = problem.Hq // problem.kv_heads if problem.kv_heads else 1
+    return group > 1 and 0 < problem.Nq <= SHORT and -(-problem.Nq * group // SHORT) <= KEEP * group
+
+
+def short_forward(problem: Problem, gpu: Gpu) -> ForwardTile | None:
+    """The tile for at most SHORT query rows of a head: the least rows that hold them, in warps of 16; else None.
+
+    Such a block waits for K and V, of which a tile is 32 KB where that fits, and empty rows would cost it shared memory
+    and tensor cores that others could use.
+
+    >>> from .gpu import find_gpu
+    >>> short_forward(Problem(dtype="bf16", d=128, Nq=1), find_gpu("a100"))
+    ForwardTile(Br=16, Bc=64, warps=1)
+    """
+    if not 0 < problem.Nq <= SHORT:
+        return None
+    packed = packs(problem)
+    rows = problem.Nq * (problem.Hq // problem.kv_heads if packed else 1)
+    warps = next((warps for warps in (1, 2) if rows <= 16 * warps), 4)
+    for Bc in range(min(128, max(16, 8192 // problem.d // 16 * 16)), 0, -16):
+        tile = ForwardTile(Br=16 * warps, Bc=Bc, warps=warps, packed=packed)
+        spec = KernelSpec.of("forward", problem, tile, gpu.sm)
+        if why_illegal(spec, gpu) is None:
+            return tile
+    return None
+
+
+def of_partial(tile: ForwardTile) -> ForwardTile:
+    """A tile of `forward` as `partial` takes it, which knows one order and one direction."""
+    return replace(tile, order=GROUPED, ascending=False)
 
 
 def default_forward(dtype: Dtype, d: int, causal: bool, gpu: Gpu, *, spilling: bool = False) -> ForwardTile:

@@ -23,6 +23,8 @@ def why_bad_forward(spec: KernelSpec, tile: ForwardTile) -> str | None:
         return f"Bc={tile.Bc}: must be a multiple of {MMA_ROWS}."
     if not 0 <= tile.q_steps <= steps:
         return f"q_steps={tile.q_steps}: d={spec.d} has 0 to {steps} steps of {MMA_ROWS} columns."
+    if spec.kernel == "partial" and tile.ascending:
+        return "ascending=1: partial walks over its keys from the last to the first. Leave ascending=0."
     return None
 
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from .problem import Dtype, Problem, check_head_dim
 from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile, tile_key
 
-KernelName = Literal["forward", "delta", "fused", "convert", "dkdv", "dq"]
+KernelName = Literal["forward", "partial", "combine", "delta", "fused", "convert", "dkdv", "dq"]
 KERNELS: tuple[KernelName, ...] = get_args(KernelName)
 TILE_OF: dict[KernelName, type[Tile]] = {
     "forward": ForwardTile,
+    "partial": ForwardTile,
+    "combine": RowTile,
     "delta": RowTile,
     "fused": KeyBlockTile,
     "convert": KeyBlockTile,
     "dkdv": KeyBlockTile,
     "dq": QueryBlockTile,
 }
-MASKED: frozenset[KernelName] = frozenset({"forward", "fused", "dkdv", "dq"})  # the others' text knows no mask
+MASKED: frozenset[KernelName] = frozenset({"forward", "partial", "fused", "dkdv", "dq"})  # others' text knows no mask
 
-# The launches of each pass, in order. The split backward adds nothing atomically: bit-identical from run to run.
+# The launches of each pass, in order. The forward by parts gives each part of the keys its own blocks, where those of
+# the query rows leave multiprocessors idle. The split backward adds nothing atomically: bit-identical from run to run.
 FORWARD: tuple[KernelName, ...] = ("forward",)
+PARTS: tuple[KernelName, ...] = ("partial", "combine")
 FUSED: tuple[KernelName, ...] = ("delta", "fused", "convert")
 SPLIT: tuple[KernelName, ...] = ("delta", "dkdv", "dq")
 
@@ -118,6 +122,13 @@ _STATS = Arg(
     "const float*", "stats", "[B, Hq, Nq padded to 128 / 16, 3, 16]: -lse in base 2, -delta, huge m (see delta)"
 )
 
+_ROWS_OF_PARTS = (
+    Arg("const float*", "O_part", "[B, Hq, Nq, parts, d], sum of exp(scale (S - m)) V over the keys of a part"),
+    Arg("const float*", "m_part", "[B, Hq, Nq, parts], max of the unscaled scores; the lowest float without a key"),
+    Arg("const float*", "l_part", "[B, Hq, Nq, parts], sum of exp(scale (S - m))"),
+)
+_PARTS = Arg("int", "parts", "into which the keys that a block sees are cut")
+
 SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
     "forward": (
         _Q, _K, _V, _view("O", "[B, Hq, Nq, d]", const=False),
@@ -126,6 +137,18 @@ SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
         Arg("Walk", "K_walk", "bytes between copy passes and between K tiles"),
         Arg("Walk", "V_walk", "bytes between copy passes and between V tiles"),
         *_SIZES, *_SCALES,
+    ),
+    "partial": (
+        _Q, _K, _V, *(replace(arg, type="float*") for arg in _ROWS_OF_PARTS),
+        Arg("Walk", "K_walk", "bytes between copy passes and between K tiles"),
+        Arg("Walk", "V_walk", "bytes between copy passes and between V tiles"),
+        *_SIZES, *_SCALES, _PARTS,
+    ),
+    "combine": (
+        *_ROWS_OF_PARTS, _view("O", "[B, Hq, Nq, d]", const=False),
+        Arg("float*", "m", "[B, Hq, Nq], max of the scaled scores of a row; -inf if it sees no key"),
+        Arg("float*", "l", "[B, Hq, Nq], sum of exp(S - m) of a row; 0 if it sees no key"),
+        Arg("int", "Hq", "query heads"), Arg("int", "Nq", "query rows of a head"), *_SCALES, _PARTS,
     ),
     "delta": (
         _view("O", "[B, Hq, Nq, d]"), _dO,
@@ -140,7 +163,7 @@ SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
         _view("dK", "[B, Hk, Nk, d]", const=False), _view("dV", "[B, Hk, Nk, d]", const=False),
         Arg("Walk", "Q_walk", "bytes between copy passes and between Q tiles"),
         Arg("Walk", "dO_walk", "bytes between copy passes and between dO tiles"),
-        *_SIZES, *_SCALES,
+        *_SIZES, _SCALES[0],
     ),
     "convert": (
         Arg("const float*", "dQ_acc", "[B, Hq, Tr, Br * columns], sums of dQ / scale in the order of the fragments"),
@@ -153,7 +176,7 @@ SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
         _view("dK", "[B, Hk, Nk, d]", const=False), _view("dV", "[B, Hk, Nk, d]", const=False),
         Arg("Walk", "Q_walk", "bytes between copy passes and between Q tiles"),
         Arg("Walk", "dO_walk", "bytes between copy passes and between dO tiles"),
-        *_SIZES, *_SCALES,
+        *_SIZES, _SCALES[0],
     ),
     "dq": (
         _Q, _K, _V, _dO, _STATS,

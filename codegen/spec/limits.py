@@ -9,7 +9,7 @@ from .forward_shape import forward_registers, why_bad_forward
 from .gpu import REGISTERS_PER_SM, RESERVED_SMEM, Gpu
 from .kernel import KernelSpec
 from .order import why_bad_order
-from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile
+from .tile import ForwardTile, KeyBlockTile, QueryBlockTile
 
 CHUNK = 16  # bytes of a cp.async, of an ldmatrix row, of eight 16-bit elements
 LANES_A_ROW = 8  # lanes that copy one row; a copy pass is 128 bytes wide
@@ -58,13 +58,16 @@ def buffers(spec: KernelSpec) -> tuple[Buffer, ...]:
         return _key_block_buffers(spec, tile)
     if isinstance(tile, QueryBlockTile):
         return _query_block_buffers(spec, tile)
+    if spec.kernel == "combine":
+        slices = spec.threads // shape.delta_lanes(spec.d)
+        return _lay_out(("O_smem", slices * spec.d * 4, f"[{slices}][{spec.d}] floats"))
     return ()
 
 
 def _key_block_buffers(spec: KernelSpec, tile: KeyBlockTile) -> tuple[Buffer, ...]:
     width = shape.padded_columns(spec)
-    keys, queries = tile_bytes(tile.Bc, width), tile_bytes(tile.Br, width)
-    stages, scores = f"[{tile.stages}]", tile_bytes(tile.Bc, tile.Br)
+    keys, queries = tile_bytes(tile, tile.Bc, width), tile_bytes(tile, tile.Br, width)
+    stages, scores = f"[{tile.stages}]", tile_bytes(tile, tile.Bc, tile.Br)
     items = [("K_smem", keys, f"[{tile.Bc}][{width}]")]
     if not tile.v_regs:
         items += [("V_smem", keys, f"[{tile.Bc}][{width}]")]
@@ -82,7 +85,7 @@ def _key_block_buffers(spec: KernelSpec, tile: KeyBlockTile) -> tuple[Buffer, ..
 
 def _query_block_buffers(spec: KernelSpec, tile: QueryBlockTile) -> tuple[Buffer, ...]:
     width = shape.padded_columns(spec)
-    keys, queries = tile_bytes(tile.Bc, width), tile_bytes(tile.Br, width)
+    keys, queries = tile_bytes(tile, tile.Bc, width), tile_bytes(tile, tile.Br, width)
     return _lay_out(
         ("Q_smem", queries, f"[{tile.Br}][{width}]"),
         ("dO_smem", queries, f"[{tile.Br}][{width}]"),
@@ -91,9 +94,9 @@ def _query_block_buffers(spec: KernelSpec, tile: QueryBlockTile) -> tuple[Buffer
     )
 
 
-def tile_bytes(rows: int, width: int) -> int:
+def tile_bytes(tile: KeyBlockTile | QueryBlockTile, rows: int, width: int) -> int:
     """Bytes of a backward kernel's shared tile: rows in swizzled panels lose nothing, others are padded."""
-    return rows * (2 * width if shape.swizzled(width) else padded_row_bytes(width))
+    return rows * (2 * width if shape.swizzled(tile, width) else padded_row_bytes(width))
 
 
 def _lay_out(*items: tuple[str, int, str]) -> tuple[Buffer, ...]:
@@ -129,7 +132,7 @@ def _why_bad_shape(spec: KernelSpec) -> str | None:
         return shape.why_bad_key_block(spec, tile)
     if isinstance(tile, QueryBlockTile):
         return shape.why_bad_query_block(spec, tile)
-    if isinstance(tile, RowTile):
+    if spec.kernel == "delta":
         return shape.why_bad_delta(tile.warps)
     return None
 

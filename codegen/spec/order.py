@@ -9,7 +9,12 @@ from .tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, RowTile
 
 def head_by_head(spec: KernelSpec) -> bool:
     """Whether the blocks of a head are neighbours. Without a mask they always are: they then share K and V best."""
-    return not spec.causal or getattr(spec.tile, "order", HEAD_BY_HEAD) == HEAD_BY_HEAD
+    return not spec.causal or in_line(spec) or getattr(spec.tile, "order", HEAD_BY_HEAD) == HEAD_BY_HEAD
+
+
+def in_line(spec: KernelSpec) -> bool:
+    """Whether a kernel has one order, head by head: `partial`, and the forward that packs heads."""
+    return spec.kernel == "partial" or getattr(spec.tile, "packed", False)
 
 
 def cached_keys(spec: KernelSpec) -> int:
@@ -71,4 +76,6 @@ def why_bad_order(spec: KernelSpec) -> str | None:
     usual = type(tile).__dataclass_fields__["order"].default
     if spec.kernel in MASKED and not spec.causal and tile.order != usual:
         return f"order={tile.order}: without a mask all loops are equally long. Leave order={usual}."
+    if in_line(spec) and tile.order != usual:
+        return f"order={tile.order}: where heads are packed or keys are parted there is one order. Leave order={usual}."
     return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from .backward_shape import slice_columns
 from .defaults import default_tile
+from .forward_defaults import SHORT, packs
 from .gpu import Gpu
 from .kernel import TILE_OF, KernelName, KernelSpec
 from .limits import why_illegal
@@ -35,8 +36,10 @@ def choices(kernel: KernelName, problem: Problem, gpu: Gpu, *, measured: bool = 
 def _choices(kernel: KernelName, problem: Problem) -> Choices:
     steps = problem.d // 16
     if kernel == "forward":
+        few = 0 < problem.Nq <= SHORT
         return {
-            "Br": (64, 128, 192, 256), "Bc": tuple(range(16, 193, 16)), "warps": (4, 8, 12),
+            "Br": (16, 32, 64) if few else (64, 128, 192, 256), "Bc": tuple(range(16, 193, 16)),
+            "warps": (1, 2, 4) if few else (4, 8, 12), "packed": (0, 1) if packs(problem) else (0,),
             "q_steps": tuple(sorted({0, steps // 2, steps})), "lazy": (0, 1), "min_blocks": (1, 2, 3),
         }  # fmt: skip
     if kernel == "dq":

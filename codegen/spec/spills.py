@@ -1,7 +1,7 @@
-"""Remember the default tiles in which ptxas spills registers, so that none of them is a default.
+"""Remember the default tiles in whose loops ptxas spills registers, so that none of them is a default.
 
 How many registers fit without a spill cannot be computed: near the limit it depends on ptxas' scheduling. The entries
-were found by compiling every default for d <= 128: `python tools/find_spills.py` writes spills.json anew.
+were found by compiling the defaults: `python tools/find_spills.py` writes spills.json anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .kernel import KernelSpec
 
 
 def spills(spec: KernelSpec) -> bool:
-    """Whether ptxas was seen to spill in this kernel; of what was never compiled, nothing is known."""
+    """Whether ptxas was seen to spill in a loop of this kernel; of what was never compiled, nothing is known."""
     return spill_key(spec) in known_spills()
 
 

@@ -15,12 +15,12 @@ GROUPED: Final = 1  # tile by tile through as many heads as share half of the L2
 ALL_HEADS: Final = 2  # tile by tile through all heads, whatever fits
 
 # In a key only where they are not the default: keys that are older than these fields stay as they are.
-_SELDOM: Final = frozenset({"order", "ascending"})
+_SELDOM: Final = frozenset({"order", "ascending", "packed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTile:
-    """Tile of `forward`: one block owns Br query rows and walks the keys in tiles of Bc."""
+    """Tile of `forward` and `partial`: one block owns Br query rows and walks the keys in tiles of Bc."""
 
     Br: int  # query rows of a block
     Bc: int  # keys of a K/V tile
@@ -32,10 +32,11 @@ class ForwardTile:
     min_blocks: int = 1  # blocks per SM that the register allocation must allow
     order: Order = GROUPED
     ascending: bool = False  # K/V tiles first to last, each copied with a look at its end (False: last to first)
+    packed: bool = False  # the rows of a block are of all query heads of a key/value head, whose K and V are read once
 
     short: ClassVar[dict[str, str]] = {
         "Br": "Br", "Bc": "Bc", "warps": "w", "q_steps": "q", "lazy": "lazy", "min_blocks": "b", "order": "o",
-        "ascending": "up",
+        "ascending": "up", "packed": "pack",
     }  # fmt: skip
 
 
@@ -82,7 +83,7 @@ class QueryBlockTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTile:
-    """Tile of `delta`: a warp takes one row at a time."""
+    """Tile of `delta` and `combine`: warps of a block, which share its rows."""
 
     warps: int = 8
 

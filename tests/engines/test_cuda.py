@@ -104,7 +104,7 @@ def test_two_devices_each_load_their_own_module() -> None:
     engines = [CudaEngine(FakeDriver(world, index)) for index in range(2)]
     compiled = binary()
     for index in (1, 0, 1):
-        run_forward(engines[index], compiled, *inputs(engines[index]), 0.125)
+        run_forward(engines[index], {"forward": compiled}, *inputs(engines[index]), 0.125)
         assert world == [0]
     drivers = [engine.driver for engine in engines]
     assert [len(d.of("load")) for d in drivers] == [1, 1]
@@ -120,7 +120,7 @@ def test_every_launch_asks_for_the_stream_anew() -> None:
     seen = []
     for stream in (0, 0x7F00, 0x7F80):
         engine.driver.streams = stream
-        out = run_forward(engine, binary(), q, k, v, 0.125)
+        out = run_forward(engine, {"forward": binary()}, q, k, v, 0.125)
         kernels = {name: binary(name) for name in ("delta", "fused", "convert")}
         run_backward(engine, kernels, q, k, v, Forward(out.O, out.m, out.l), q, 0.125)
         seen += [stream] * 4
@@ -139,7 +139,7 @@ def test_shared_memory_is_asked_for_once_a_function(smem: int, monkeypatch: pyte
     engine, compiled = CudaEngine(FakeDriver([0])), binary()
     q, k, v = inputs(engine)
     for _ in range(3):
-        run_forward(engine, compiled, q, k, v, 0.125)
+        run_forward(engine, {"forward": compiled}, q, k, v, 0.125)
     assert [call[1] for call in engine.driver.of("allow_smem")] == [smem]
     assert {call[3] for call in engine.driver.of("launch")} == {smem}
 
@@ -218,7 +218,7 @@ def test_a_cold_call_inside_a_graph_capture_says_so_and_breaks_nothing() -> None
     engine.driver.in_capture = False
     engine.load(binary())
     engine.driver.in_capture = True
-    run_forward(engine, binary(), *inputs(engine), 0.125)
+    run_forward(engine, {"forward": binary()}, *inputs(engine), 0.125)
     assert len(engine.driver.of("load")) == 1 and len(engine.driver.of("launch")) == 1
 
 
@@ -229,7 +229,7 @@ def test_a_refused_launch_names_the_kernel_and_its_sizes(monkeypatch: pytest.Mon
     monkeypatch.setattr(FakeDriver, "launch", refuse)
     engine = CudaEngine(FakeDriver([0]))
     with pytest.raises(LaunchError, match=r"forward_bf16_d64_causal.* blocks of 128 threads.*INVALID_VALUE"):
-        run_forward(engine, binary(), *inputs(engine), 0.125)
+        run_forward(engine, {"forward": binary()}, *inputs(engine), 0.125)
 
 
 BASE = np.arange(2 * 3 * 4 * 8, dtype=np.uint16).reshape(2, 3, 4, 8)

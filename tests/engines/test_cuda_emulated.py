@@ -131,7 +131,7 @@ def test_pytorchs_strided_tensors_are_read_in_place() -> None:
     results = []
     for last in (v, shifted):
         given = [engine.given(x) for x in (q, k, last)]
-        out = run_forward(engine, made["forward"], *given, 0.1, bnhd=True)
+        out = run_forward(engine, made, *given, 0.1, bnhd=True)
         results.append(engine.torch(out.O).view(torch.bfloat16))
     assert torch.equal(*results) and results[0].transpose(1, 2).is_contiguous()
     want = torch.nn.functional.scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-// convert_bf16_d64_sm90_Br64_Bc128_w4_rs1_sl16_s2_vreg1_weave1_b2
+// convert_bf16_d64_sm90_Br64_Bc128_w4_rs1_sl32_s1_vreg0_weave0_b2
 // dQ = scale times the sums that `fused` left, in rows of 16-bit numbers.
 //
 // Rendered by flashsmith from convert.cu.j2.

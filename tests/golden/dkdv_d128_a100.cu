@@ -1,22 +1,17 @@
-// dkdv_bf16_d128_sm80_Br64_Bc128_w8_rs2_sl0_s2_vreg0_weave1_b1
+// dkdv_bf16_d128_sm80_Br64_Bc128_w8_rs1_sl0_s2_vreg1_weave1_b1
 // dK and dV of one K/V tile.
 //
 // Rendered by flashsmith from key_block.cu.j2.
 // grid   B * Hk * Tc: batch, K/V head, K/V tile, flat in x
 // block  256 threads, 8 warps
 // smem        0  K_smem     32768 B  [128][128]
-//         32768  V_smem     32768 B  [128][128]
-//         65536  Q_smem     32768 B  [2][64][128]
-//         98304  dO_smem    32768 B  [2][64][128]
-//        131072  dS_smem    16384 B  dS^T [128][64]
-//        147456  P_smem     16384 B  P^T [128][64] in the order of the fragments
-//        163840  stats_smem   1536 B  [2][4][3][16] floats
-//        165376  in all, dynamic
+//         32768  Q_smem     32768 B  [2][64][128]
+//         65536  dO_smem    32768 B  [2][64][128]
+//         98304  stats_smem   1536 B  [2][4][3][16] floats
+//         99840  in all, dynamic
 
 // FlashAttention-2, Algorithm 2, with S and dP transposed: S^T = K Q^T and dP^T = V dO^T. A warp owns keys, and what
 // the tensor cores leave in its registers, P^T and dS^T, is the A operand of dV += P^T dO and dK += dS^T Q as it is.
-// 2 warps share the same keys. Each computes S^T and dP^T of its share of the queries and owns its share of the
-// columns of dK and dV; P^T and dS^T of the other queries come from its partners through shared memory.
 
 using u32 = unsigned int;
 using i64 = long long;
@@ -37,38 +32,30 @@ struct Walk {
 };
 
 constexpr int d = 128;  // head dimension
-constexpr int columns = 128;  // of a row in shared memory: d in whole 64-column panels, the rest zero
+constexpr int columns = 128;  // of a row in shared memory: d in whole 16-column blocks, the rest zero
 constexpr int Br = 64;  // query rows of a Q/dO tile
 constexpr int Bc = 128;  // keys of this block
 constexpr int warps = 8;
 constexpr int threads = 32 * warps;
+constexpr float log2_e = 1.4426950408889634f;
 constexpr int stages = 2;  // buffers of Q and dO
 constexpr int copy_rows = threads / 8;  // rows of a copy pass
 
 // What a warp owns, in blocks of 16 x 16.
-constexpr int row_split = 2;  // warps that share the same keys
+constexpr int row_split = 1;  // warps that share the same keys
 constexpr int key_blocks = Bc * row_split / warps / 16;  // its keys
 constexpr int own_queries = Br / row_split;  // its columns of S^T and dP^T
-constexpr int slice = 32;  // of them at once
+constexpr int slice = 64;  // of them at once
 constexpr int own_blocks = columns / row_split / 16;  // its columns of dK and dV: share, share + row_split, ...
 
 // Bytes from the start of shared memory.
 constexpr int K_smem = 0;  // [128][128]
-constexpr int V_smem = 32768;  // [128][128]
-constexpr int Q_smem = 65536;  // [2][64][128]
-constexpr int dO_smem = 98304;  // [2][64][128]
-constexpr int dS_smem = 131072;  // dS^T [128][64]
-constexpr int P_smem = 147456;  // P^T [128][64] in the order of the fragments
-constexpr int stats_smem = 163840;  // [2][4][3][16] floats
+constexpr int Q_smem = 32768;  // [2][64][128]
+constexpr int dO_smem = 65536;  // [2][64][128]
+constexpr int stats_smem = 98304;  // [2][4][3][16] floats
 
+constexpr int dV_smem = Q_smem;  // once the loop has ended; dK takes the place of K
 constexpr int Q_to_dO = dO_smem - Q_smem;  // from a place in a Q tile to the same place in its dO tile
-
-// P^T lies in shared memory as the lanes hold it: [warp][query block][key block][lane][4].
-constexpr int P_bytes = own_queries / 16 * key_blocks * 512;  // of a warp
-__device__ __forceinline__ constexpr int P_block(int key_block, int query_block)
-{
-    return (query_block * key_blocks + key_block) * 512;
-}
 
 // D += A B, A [16, 16] row by row, B [16, 8] column by column, fp32 accumulators.
 __device__ __forceinline__ void mma_m16n8k16(float (&D)[4], const u32 (&A)[4], u32 b0, u32 b1)
@@ -188,6 +175,7 @@ __device__ __forceinline__ int thread_index()
 {
     int index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    __builtin_assume(index >= 0);  // so that it is divided by shifts alone
     return index;
 }
 
@@ -239,7 +227,6 @@ struct SwizzledTile {
 
 using K_tile = SwizzledTile<Bc, columns>;  // K and V
 using Q_tile = SwizzledTile<Br, columns>;  // Q and dO
-using dS_tile = SwizzledTile<Bc, Br>;      // dS^T
 
 // Copies a tile of d columns, eight threads (128 bytes) a row; rows from `left` on become zero and are not read.
 // `destination` and `source` are this thread's own first chunk: row thread / 8, chunk thread % 8.
@@ -284,6 +271,22 @@ __device__ __forceinline__ void round_block(u32 (&A)[4], const float (&X)[2][4])
     A[3] = pack(X[1][2], X[1][3]);
 }
 
+// Writes a shared tile of d columns to X from row `row` on, eight threads a row, 16 bytes each; X ends at row `end`.
+template <class Tile>
+__device__ __forceinline__ void store_tile(const View<T>& X, int batch, int head, int row, int end, u32 tile,
+                                           int thread)
+{
+    #pragma unroll
+    for (int r = thread / 8; r < Tile::rows; r += copy_rows)
+        #pragma unroll
+        for (int c = thread % 8; c < d / 8; c += 8) {
+            if (row + r >= end) continue;
+            u32 part[4];
+            ld_shared_v4(part, tile + Tile::chunk(r, c));
+            *reinterpret_cast<uint4*>(at(X, batch, head, row + r, c * 8)) = make_uint4(part[0], part[1], part[2], part[3]);
+        }
+}
+
 // Statistics of 16 query rows lie together, [3][16] floats: -lse in base 2, -delta, huge m.
 constexpr int minus_delta = 64;  // bytes from a row's -lse
 constexpr int huge_m = 128;
@@ -321,8 +324,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
     int Hk,  // key/value heads; query head h reads head h / (Hq / Hk)
     int Nq,  // query rows of a head
     int Nk,  // keys of a head
-    float scale,  // of Q K^T
-    float scale_log2)  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
+    float scale)  // of Q K^T
 {
     const u32 smem = smem_base();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -356,8 +358,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
     int next_tile = first_tile;
 
     // Copies the next Q tile, dO tile and statistics into buffer `stage`, and steps on.
-    const u32 Q_place = smem + Q_smem + Q_tile::chunk(thread / 8, thread % 8);
     auto copy_next = [&](int stage) {
+        const u32 Q_place = smem + Q_smem + Q_tile::chunk(thread_index() / 8, thread_index() % 8);
         const u32 place = Q_place + stage * Q_tile::bytes;
         const int left = Nq - next_tile * Br;
         copy_tile<Q_tile>(place, Q_next + thread_at(Q.row), Q_walk.pass, left);
@@ -388,19 +390,22 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
     u32 dO_lane = Q_tile::block(smem + dO_smem + Q_tile::chunk(own_query + down_row, down_chunk), share);
     u32 stats_lane = smem + stats_smem + stats_of(own_query) + lane % 4 * 8;
 
-    // P^T of this warp; dS^T of its keys as A of dK, for the partners' queries.
-    const u32 P_lane = smem + P_smem + warp * P_bytes + lane * 16;
-    const u32 dS_keys = smem + dS_smem + dS_tile::chunk(warp_key + down_row, down_chunk);
-
-    // Where the warp puts dS^T of its keys and queries.
-    const u32 dS_own = smem + dS_smem + dS_tile::chunk(warp_key + lane / 4, 0) + lane % 4 * 4;
-    const u32 dS_lane = dS_tile::block(dS_own, own_query / 16);
-
     const u32 K_place = smem + K_smem + K_tile::chunk(thread / 8, thread % 8);
     const char* const K_source = tile_at(K, head_k, tile_key) + thread_at(K.row);
     const char* const V_source = tile_at(V, head_k, tile_key) + thread_at(V.row);
     copy_tile<K_tile>(K_place, K_source, copy_rows * K.row * element, Nk - tile_key);
-    copy_tile<K_tile>(K_place + (V_smem - K_smem), V_source, copy_rows * V.row * element, Nk - tile_key);
+    copy_tile<K_tile>(K_place + (Q_smem - K_smem), V_source, copy_rows * V.row * element, Nk - tile_key);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();  // K and V are there
+
+    u32 V_rmem[key_blocks][columns / 16][4];  // [Bc, d], V of this warp's keys as A of dP^T
+    #pragma unroll
+    for (int t = 0; t < key_blocks; ++t)
+        #pragma unroll
+        for (int x = 0; x < columns / 16; ++x)
+            ldmatrix_x4(V_rmem[t][x], K_tile::block(K_lane, x) + (Q_smem - K_smem) + t * 16 * K_tile::row);
+    __syncthreads();  // everyone holds V; Q and dO may overwrite it
     copy_next(0);
     cp_async_commit();
     if (steps > 1) copy_next(1);
@@ -413,14 +418,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
 
     #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-        // Whether some scores need more than the common path: keys past the end, rows of huge scores.
-        const u32 stats_now = smem + stats_smem + step % stages * stats_bytes;
-        bool huge = false;
-        #pragma unroll
-        for (int q = 0; q < Br; q += 32)
-            huge |= ld_shared(stats_now + huge_m + stats_of((q + thread_index() % 32) % Br)) != 0;
-        const bool special = tile_key + Bc > Nk || __any_sync(~0u, huge);
-
         #pragma unroll
         for (int c = 0; c < own_queries; c += slice) {
             constexpr float zero[2][4] = {};
@@ -446,33 +443,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
                     }
                 }
             }
-            if (special) {
-                const float unscale = __fdividef(1, scale);
-                #pragma unroll
-                for (int i = 0; i < slice / 8; ++i)
-                    #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        // Of a row with huge scores `delta` gives the max m here; in lse it would have swallowed l.
-                        const float m = ld_shared(stats_lane + huge_m + stats_of(c + i * 8) + e % 2 * 4);
-                        #pragma unroll
-                        for (int t = 0; t < key_blocks; ++t) {
-                            float& s = S[t][i / 2][i % 2][e];
-                            // No fused multiply-add: scale * s is exactly m at the max.
-                            if (m != 0) s = __fsub_rn(__fmul_rn(s, scale), m) * unscale;
-                            const int k = tile_key + warp_key + t * 16 + e / 2 * 8 + lane / 4;
-                            if (k >= Nk) s = -infinity();
-                        }
-                    }
-            }
 
             // dP^T - delta = V dO^T - delta  [Bc, Br]; meanwhile P^T = exp(scale S^T - lse)
             float dP[key_blocks][slice / 16][2][4];
             #pragma unroll
             for (int x = 0; x < columns / 16; ++x) {
-                u32 V_rmem[key_blocks][4];
-                #pragma unroll
-                for (int t = 0; t < key_blocks; ++t)
-                    ldmatrix_x4(V_rmem[t], K_tile::block(K_lane, x) + (V_smem - K_smem) + t * 16 * K_tile::row);
                 #pragma unroll
                 for (int n = 0; n < slice / 16; ++n) {
                     u32 dO_rmem[4];
@@ -484,23 +459,25 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
                         const float C[2][4] = {left[0], left[1], left[0], left[1],
                                                right[0], right[1], right[0], right[1]};
                         #pragma unroll
-                        for (int t = 0; t < key_blocks; ++t) mma_m16n16k16(dP[t][n], V_rmem[t], dO_rmem, C);
+                        for (int t = 0; t < key_blocks; ++t) mma_m16n16k16(dP[t][n], V_rmem[t][x], dO_rmem, C);
                     } else {
                         #pragma unroll
-                        for (int t = 0; t < key_blocks; ++t) mma_m16n16k16(dP[t][n], V_rmem[t], dO_rmem);
+                        for (int t = 0; t < key_blocks; ++t) mma_m16n16k16(dP[t][n], V_rmem[t][x], dO_rmem);
                     }
                 }
                 #pragma unroll
                 for (int i = 0; i < slice / 8; ++i) {
                     if (i < x * (slice / 8) / (columns / 16) || i >= (x + 1) * (slice / 8) / (columns / 16)) continue;
-                    float minus_lse[2];
+                    float minus_lse[2], m[2];
                     ld_shared_v2(minus_lse, stats_lane + stats_of(c + i * 8));
+                    ld_shared_v2(m, stats_lane + huge_m + stats_of(c + i * 8));
                     #pragma unroll
                     for (int t = 0; t < key_blocks; ++t)
                         #pragma unroll
                         for (int e = 0; e < 4; ++e) {
                             float& s = S[t][i / 2][i % 2][e];
-                            s = ex2(__fmaf_rn(s, scale_log2, minus_lse[e % 2]));
+                            const float below_m = __fsub_rn(__fmul_rn(s, scale), m[e % 2]);  // not fused: exactly 0 at the max
+                            s = ex2(__fmaf_rn(below_m, log2_e, minus_lse[e % 2]));
                         }
                 }
             }
@@ -517,10 +494,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
             for (int t = 0; t < key_blocks; ++t)
                 #pragma unroll
                 for (int n = 0; n < slice / 16; ++n) round_block(P_rmem[t][n], S[t][n]);
-            #pragma unroll
-            for (int t = 0; t < key_blocks; ++t)
-                #pragma unroll
-                for (int n = 0; n < slice / 16; ++n) st_shared_v4(P_lane + P_block(t, c / 16 + n), P_rmem[t][n]);
 
             // dV += P^T dO  [Bc, d]
             #pragma unroll
@@ -539,17 +512,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
             for (int t = 0; t < key_blocks; ++t)
                 #pragma unroll
                 for (int n = 0; n < slice / 16; ++n) round_block(dS_rmem[t][n], dP[t][n]);
-            #pragma unroll
-            for (int t = 0; t < key_blocks; ++t)
-                #pragma unroll
-                for (int n = 0; n < slice / 16; ++n) {
-                    const u32 left = dS_tile::block(dS_lane, c / 16 + n) + t * 16 * dS_tile::row;
-                    const u32 right = dS_tile::block(dS_tile::right(dS_lane), c / 16 + n) + t * 16 * dS_tile::row;
-                    st_shared(left, dS_rmem[t][n][0]);
-                    st_shared(left + 8 * dS_tile::row, dS_rmem[t][n][1]);
-                    st_shared(right, dS_rmem[t][n][2]);
-                    st_shared(right + 8 * dS_tile::row, dS_rmem[t][n][3]);
-                }
 
             // dK += dS^T Q  [Bc, d]
             #pragma unroll
@@ -563,52 +525,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
                     for (int t = 0; t < key_blocks; ++t) mma_m16n16k16(dK_rmem[t][n], dS_rmem[t][k], Q_rmem);
                 }
         }
-        __syncthreads();  // everyone's P and dS are there
-
-        #pragma unroll
-        for (int partner = 1; partner < row_split; ++partner) {
-            const int other = share ^ partner;
-            const u32 P_other = P_lane + (other - share) * P_bytes;
-            const u32 dS_other = dS_tile::block(dS_keys, other * own_queries / 16);
-            const u32 dO_other = dO_lane + (other - share) * own_queries * Q_tile::row;
-            u32 P_rmem[key_blocks][own_queries / 16][4], dS_rmem[key_blocks][own_queries / 16][4];
-
-            // dV += P^T dO  [Bc, d]
-            #pragma unroll
-            for (int t = 0; t < key_blocks; ++t)
-                #pragma unroll
-                for (int n = 0; n < own_queries / 16; ++n) ld_shared_v4(P_rmem[t][n], P_other + P_block(t, n));
-            #pragma unroll
-            for (int k = 0; k < own_queries / 16; ++k)
-                #pragma unroll
-                for (int n = 0; n < own_blocks; ++n) {
-                    u32 dO_rmem[4];
-                    const int row = k * 16 * Q_tile::row;
-                    ldmatrix_x4_trans(dO_rmem, Q_tile::block(dO_other, n * row_split) + row);
-                    #pragma unroll
-                    for (int t = 0; t < key_blocks; ++t) mma_m16n16k16(dV_rmem[t][n], P_rmem[t][k], dO_rmem);
-                }
-
-            // dK += dS^T Q  [Bc, d]
-            #pragma unroll
-            for (int t = 0; t < key_blocks; ++t)
-                #pragma unroll
-                for (int n = 0; n < own_queries / 16; ++n)
-                    ldmatrix_x4(dS_rmem[t][n], dS_tile::block(dS_other, n) + t * 16 * dS_tile::row);
-            #pragma unroll
-            for (int k = 0; k < own_queries / 16; ++k)
-                #pragma unroll
-                for (int n = 0; n < own_blocks; ++n) {
-                    u32 Q_rmem[4];
-                    const int row = k * 16 * Q_tile::row - Q_to_dO;
-                    ldmatrix_x4_trans(Q_rmem, Q_tile::block(dO_other, n * row_split) + row);
-                    #pragma unroll
-                    for (int t = 0; t < key_blocks; ++t) mma_m16n16k16(dK_rmem[t][n], dS_rmem[t][k], Q_rmem);
-                }
-        }
-
         cp_async_wait<0>();
-        __syncthreads();  // everyone is done with P, dS, Q and dO; the next tile is there
+        __syncthreads();  // everyone is done with Q and dO; the next tile is there
         if (step + 2 < steps) copy_next(step % 2);
         cp_async_commit();
 
@@ -618,24 +536,30 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
         stats_lane += step % 2 ? -stats_bytes : stats_bytes;
     }
 
-    const Place end = place(block_index(), Hk, Nk);
+    // dK and dV, through shared memory in whole rows. The block's place is worked out again rather than held in registers.
     const int end_lane = thread_index() % 32, end_warp = thread_index() / 32;
-    const int end_key = end.key + end_warp / row_split * key_blocks * 16 + end_lane / 4;
+    const int end_row = end_warp / row_split * key_blocks * 16 + end_lane / 4;
+    const u32 end_smem = smem_base() + K_tile::block(K_tile::chunk(end_row, 0), end_warp % row_split) + end_lane % 4 * 4;
     #pragma unroll
     for (int t = 0; t < key_blocks; ++t)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int k = end_key + t * 16 + h * 8;
-            if (k >= Nk) continue;
-            T* const dK_row = at(dK, end.batch, end.head, k, end_lane % 4 * 2);
-            T* const dV_row = at(dV, end.batch, end.head, k, end_lane % 4 * 2);
+        for (int n = 0; n < own_blocks; ++n) {
             #pragma unroll
-            for (int n = 0; n < 2 * own_blocks; ++n) {
-                const int column = (n / 2 * row_split + end_warp % row_split) * 16 + n % 2 * 8;
-                const float* const dK_pair = &dK_rmem[t][n / 2][n % 2][2 * h];
-                const float* const dV_pair = &dV_rmem[t][n / 2][n % 2][2 * h];
-                *reinterpret_cast<u32*>(dK_row + column) = pack(scale * dK_pair[0], scale * dK_pair[1]);
-                *reinterpret_cast<u32*>(dV_row + column) = pack(dV_pair[0], dV_pair[1]);
-            }
+            for (int e = 0; e < 8; ++e) dK_rmem[t][n][e / 4][e % 4] *= scale;
+            u32 dK_block[4], dV_block[4];
+            round_block(dK_block, dK_rmem[t][n]);
+            round_block(dV_block, dV_rmem[t][n]);
+            st_shared(K_tile::block(end_smem + K_smem, n * row_split) + t * 16 * K_tile::row, dK_block[0]);
+            st_shared(K_tile::block(end_smem + K_smem, n * row_split) + (t * 16 + 8) * K_tile::row, dK_block[1]);
+            st_shared(K_tile::block(K_tile::right(end_smem + K_smem), n * row_split) + t * 16 * K_tile::row, dK_block[2]);
+            st_shared(K_tile::block(K_tile::right(end_smem + K_smem), n * row_split) + (t * 16 + 8) * K_tile::row, dK_block[3]);
+            st_shared(K_tile::block(end_smem + dV_smem, n * row_split) + t * 16 * K_tile::row, dV_block[0]);
+            st_shared(K_tile::block(end_smem + dV_smem, n * row_split) + (t * 16 + 8) * K_tile::row, dV_block[1]);
+            st_shared(K_tile::block(K_tile::right(end_smem + dV_smem), n * row_split) + t * 16 * K_tile::row, dV_block[2]);
+            st_shared(K_tile::block(K_tile::right(end_smem + dV_smem), n * row_split) + (t * 16 + 8) * K_tile::row, dV_block[3]);
         }
+    __syncthreads();  // dK and dV are there
+    const Place end = place(block_index(), Hk, Nk);
+    store_tile<K_tile>(dK, end.batch, end.head, end.key, Nk, smem_base() + K_smem, thread_index());
+    store_tile<K_tile>(dV, end.batch, end.head, end.key, Nk, smem_base() + dV_smem, thread_index());
 }

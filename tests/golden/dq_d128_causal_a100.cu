@@ -1,14 +1,14 @@
-// dq_bf16_d128_causal_sm80_Br128_Bc32_w4_sl0_s1_qreg0_weave1_b2
+// dq_bf16_d128_causal_sm80_Br128_Bc64_w8_sl0_s2_qreg1_weave0_b1_o1
 // dQ of one Q tile, summed in registers: the same bits in every run.
 //
 // Rendered by flashsmith from query_block.cu.j2.
 // grid   B * Hq * Tr: batch, query head, Q tile, flat in x
-// block  128 threads, 4 warps
+// block  256 threads, 8 warps
 // smem        0  Q_smem     32768 B  [128][128]
 //         32768  dO_smem    32768 B  [128][128]
-//         65536  K_smem      8192 B  [1][32][128]
-//         73728  V_smem      8192 B  [1][32][128]
-//         81920  in all, dynamic
+//         65536  K_smem     32768 B  [2][64][128]
+//         98304  V_smem     32768 B  [2][64][128]
+//        131072  in all, dynamic
 
 // The second half of the split backward. As in the forward, a warp owns query rows and the block walks the keys; S and
 // dP are computed again, and what the tensor cores leave in registers, dS, is the A operand of dQ += dS K as it is.
@@ -34,22 +34,22 @@ struct Walk {
 constexpr int d = 128;  // head dimension
 constexpr int columns = 128;  // of a row in shared memory: d in whole 16-column blocks, the rest zero
 constexpr int Br = 128;  // query rows of this block
-constexpr int Bc = 32;  // keys of a K/V tile
-constexpr int warps = 4;
+constexpr int Bc = 64;  // keys of a K/V tile
+constexpr int warps = 8;
 constexpr int threads = 32 * warps;
-constexpr int stages = 1;  // buffers of K and V
+constexpr int stages = 2;  // buffers of K and V
 constexpr int copy_rows = threads / 8;  // rows of a copy pass
 
 // What a warp owns, in blocks of 16 x 16.
 constexpr int row_blocks = Br / warps / 16;  // its query rows
-constexpr int slice = 32;  // keys at once
+constexpr int slice = 64;  // keys at once
 constexpr int own_blocks = columns / 16;  // its columns of dQ: all
 
 // Bytes from the start of shared memory.
 constexpr int Q_smem = 0;  // [128][128]
 constexpr int dO_smem = 32768;  // [128][128]
-constexpr int K_smem = 65536;  // [1][32][128]
-constexpr int V_smem = 73728;  // [1][32][128]
+constexpr int K_smem = 65536;  // [2][64][128]
+constexpr int V_smem = 98304;  // [2][64][128]
 
 constexpr int K_to_V = V_smem - K_smem;  // from a place in a K tile to the same place in its V tile
 constexpr int Q_to_dO = dO_smem - Q_smem;
@@ -111,6 +111,36 @@ __device__ __forceinline__ const char* advance(const char* pointer, i64 bytes)
     return pointer;
 }
 
+// Shared memory by 4, 8 and 16 bytes.
+__device__ __forceinline__ float ld_shared(u32 address)
+{
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void ld_shared_v2(float (&x)[2], u32 address)
+{
+    asm volatile("ld.shared.v2.f32 { %0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void ld_shared_v4(u32 (&x)[4], u32 address)
+{
+    asm volatile("ld.shared.v4.b32 { %0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void st_shared(u32 address, u32 x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" :: "r"(address), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_v4(u32 address, const u32 (&x)[4])
+{
+    asm volatile("st.shared.v4.b32 [%0], { %1,%2,%3,%4};"
+                 :: "r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+
 // 2^x; 2^-inf = 0.
 __device__ __forceinline__ float ex2(float x)
 {
@@ -142,6 +172,7 @@ __device__ __forceinline__ int thread_index()
 {
     int index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    __builtin_assume(index >= 0);  // so that it is divided by shifts alone
     return index;
 }
 
@@ -237,6 +268,22 @@ __device__ __forceinline__ void round_block(u32 (&A)[4], const float (&X)[2][4])
     A[3] = pack(X[1][2], X[1][3]);
 }
 
+// Writes a shared tile of d columns to X from row `row` on, eight threads a row, 16 bytes each; X ends at row `end`.
+template <class Tile>
+__device__ __forceinline__ void store_tile(const View<T>& X, int batch, int head, int row, int end, u32 tile,
+                                           int thread)
+{
+    #pragma unroll
+    for (int r = thread / 8; r < Tile::rows; r += copy_rows)
+        #pragma unroll
+        for (int c = thread % 8; c < d / 8; c += 8) {
+            if (row + r >= end) continue;
+            u32 part[4];
+            ld_shared_v4(part, tile + Tile::chunk(r, c));
+            *reinterpret_cast<uint4*>(at(X, batch, head, row + r, c * 8)) = make_uint4(part[0], part[1], part[2], part[3]);
+        }
+}
+
 // Statistics of 16 query rows lie together, [3][16] floats: -lse in base 2, -delta, huge m.
 constexpr int minus_delta_of = 16;  // floats from a row's -lse
 constexpr int huge_m = 32;
@@ -258,12 +305,19 @@ struct Place {
     int head, batch;
 };
 
-// The Q tile of a block. Tiles of a head are neighbours, so that they find K and V in L2; the longest loops, those of
-// the last tiles, come first.
-__device__ __forceinline__ Place place(int block, int Hq, int Nq)
+constexpr int cached_keys = 40960;  // keys whose K and V fill half of the L2 cache
+
+// What a block works on. Blocks start in the order of their number, and late query tiles take longest, so all heads' last
+// tiles should come first; but the heads in work at once share the L2 cache. So heads are dealt with in groups whose K and
+// V take half of it, longest tiles first within a group. The last group takes the heads that are left over as well.
+__device__ __forceinline__ Place place(int block, int Hq, int Hk, int Nq, int Nk)
 {
-    const int Tr = (Nq + Br - 1) / Br;
-    return {(Tr - 1 - block % Tr) * Br, block / Tr % Hq, block / Tr / Hq};
+    const int Tr = (Nq + Br - 1) / Br, matrices = gridDim.x / Tr;  // the B x Hq matrices of Q
+    const int group = min(max(1, cached_keys / Nk) * (Hq / Hk), matrices);
+    const int first = min(block / (Tr * group), matrices / group - 1) * group;
+    const int members = first + 2 * group <= matrices ? group : matrices - first;
+    const int tile = Tr - 1 - (block - first * Tr) / members, matrix = first + (block - first * Tr) % members;
+    return {tile * Br, matrix % Hq, matrix / Hq};
 }
 
 // The first query that this thread holds; the others are 8, 16, ... further.
@@ -280,7 +334,7 @@ __device__ __forceinline__ i64 head_stats(const Place& at, int Hq, int Nq)
     return (static_cast<i64>(at.batch) * Hq + at.head) * padded_rows * 3;
 }
 
-extern "C" __global__ void __launch_bounds__(threads, 2) dq(
+extern "C" __global__ void __launch_bounds__(threads, 1) dq(
     View<const T> Q,  // [B, Hq, Nq, d]
     View<const T> K,  // [B, Hk, Nk, d]
     View<const T> V,  // [B, Hk, Nk, d]
@@ -299,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     const u32 smem = smem_base();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 
-    const Place here = place(block_index(), Hq, Nq);
+    const Place here = place(block_index(), Hq, Hk, Nq, Nk);
     const int tile_query = here.query, head_k = here.head / (Hq / Hk);
 
     // Its loop: K/V tiles from the last to the first, so that only the first copy meets the end of the keys.
@@ -336,6 +390,8 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     copy_tile<Q_tile>(Q_place + Q_to_dO, dO_source, copy_rows * dO.row * element, Nq - tile_query);
     if (Tc > 0) copy_next(0, Nk - (Tc - 1) * Bc);
     cp_async_commit();
+    if (Tc > 1) copy_next(1, Bc);
+    cp_async_commit();
 
     // Under the copies: statistics of this lane's rows, and whether any row of the tile has huge scores. For that every
     // warp looks at all rows, so that all agree.
@@ -368,6 +424,13 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     cp_async_wait<stages - 1>();
     __syncthreads();  // Q, dO and the first K and V tile are there
 
+    u32 Q_rmem[row_blocks][columns / 16][4];  // [Br, d], this warp's rows of Q as A of S
+    #pragma unroll
+    for (int t = 0; t < row_blocks; ++t)
+        #pragma unroll
+        for (int x = 0; x < columns / 16; ++x)
+            ldmatrix_x4(Q_rmem[t][x], Q_tile::block(Q_lane, x) + t * 16 * Q_tile::row);
+
     float dQ_rmem[row_blocks][own_blocks][2][4] = {};
     int j = Tc - 1;  // K/V tile
 
@@ -382,26 +445,22 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
             float S[row_blocks][slice / 16][2][4];
             #pragma unroll
             for (int x = 0; x < columns / 16; ++x) {
-                u32 Q_rmem[row_blocks][4];
-                #pragma unroll
-                for (int t = 0; t < row_blocks; ++t)
-                    ldmatrix_x4(Q_rmem[t], Q_tile::block(Q_lane, x) + t * 16 * Q_tile::row);
                 #pragma unroll
                 for (int n = 0; n < slice / 16; ++n) {
                     u32 K_rmem[4];
                     ldmatrix_x4(K_rmem, K_tile::block(K_lane, x) + (c + n * 16) * K_tile::row);
                     if (x == 0) {
                         #pragma unroll
-                        for (int t = 0; t < row_blocks; ++t) mma_m16n16k16(S[t][n], Q_rmem[t], K_rmem, zero);
+                        for (int t = 0; t < row_blocks; ++t) mma_m16n16k16(S[t][n], Q_rmem[t][x], K_rmem, zero);
                     } else {
                         #pragma unroll
-                        for (int t = 0; t < row_blocks; ++t) mma_m16n16k16(S[t][n], Q_rmem[t], K_rmem);
+                        for (int t = 0; t < row_blocks; ++t) mma_m16n16k16(S[t][n], Q_rmem[t][x], K_rmem);
                     }
                 }
             }
             if constexpr (special.value) {
                 const float unscale = __fdividef(1, scale);
-                const Place now = place(block_index(), Hq, Nq);
+                const Place now = place(block_index(), Hq, Hk, Nq, Nk);
                 #pragma unroll
                 for (int t = 0; t < row_blocks; ++t)
                     #pragma unroll
@@ -423,7 +482,20 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
                     }
             }
 
-            // dP - delta = dO V^T - delta  [Br, Bc]; meanwhile P = exp(scale S - lse)
+            // P = exp(scale S - lse)
+            #pragma unroll
+            for (int i = 0; i < slice / 8; ++i) {
+                if (i < 0 || i >= slice / 8) continue;
+                #pragma unroll
+                for (int t = 0; t < row_blocks; ++t)
+                    #pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        float& s = S[t][i / 2][i % 2][e];
+                        s = ex2(__fmaf_rn(s, scale_log2, minus_lse[t][e / 2]));
+                    }
+            }
+
+            // dP - delta = dO V^T - delta  [Br, Bc]
             float C[row_blocks][2][4];
             #pragma unroll
             for (int t = 0; t < row_blocks; ++t)
@@ -447,17 +519,6 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
                         #pragma unroll
                         for (int t = 0; t < row_blocks; ++t) mma_m16n16k16(dP[t][n], dO_rmem[t], V_rmem);
                     }
-                }
-                #pragma unroll
-                for (int i = 0; i < slice / 8; ++i) {
-                    if (i < x * (slice / 8) / (columns / 16) || i >= (x + 1) * (slice / 8) / (columns / 16)) continue;
-                    #pragma unroll
-                    for (int t = 0; t < row_blocks; ++t)
-                        #pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            float& s = S[t][i / 2][i % 2][e];
-                            s = ex2(__fmaf_rn(s, scale_log2, minus_lse[t][e / 2]));
-                        }
                 }
             }
 
@@ -487,11 +548,15 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
                 }
         }
 
-        __syncthreads();  // everyone is done with this K and V
-        if (j > 0) copy_next(0, Bc);
-        cp_async_commit();
+        const int stage = (Tc - 1 - j) % 2;
         cp_async_wait<0>();
-        __syncthreads();  // the next tile is there
+        __syncthreads();  // everyone is done with this K and V; the next tile is there
+        if (j > 1) copy_next(stage, Bc);
+        cp_async_commit();
+
+        // The next tile lies in the other buffer.
+        K_lane += stage ? -K_tile::bytes : K_tile::bytes;
+        K_columns += stage ? -K_tile::bytes : K_tile::bytes;
         --j;
     };
 
@@ -505,18 +570,23 @@ extern "C" __global__ void __launch_bounds__(threads, 2) dq(
     #pragma unroll 1
     while (j >= 0) walk_tile(Always<false>());
 
-    const Place end = place(block_index(), Hq, Nq);
+    // dQ, through shared memory in whole rows. The block's place is worked out again rather than held in registers.
+    const int end_lane = thread_index() % 32;
+    const u32 Q_rows = smem_base() + Q_smem + Q_tile::chunk(thread_index() / 32 * row_blocks * 16 + end_lane / 4, 0);
     #pragma unroll
     for (int t = 0; t < row_blocks; ++t)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int q = thread_query(end) + t * 16 + h * 8;
-            if (q >= Nq) continue;
-            T* const dQ_row = at(dQ, end.batch, end.head, q, thread_index() % 4 * 2);
+        for (int n = 0; n < own_blocks; ++n) {
             #pragma unroll
-            for (int n = 0; n < d / 8; ++n) {
-                const float* const pair = &dQ_rmem[t][n / 2][n % 2][2 * h];
-                *reinterpret_cast<u32*>(dQ_row + n * 8) = pack(scale * pair[0], scale * pair[1]);
-            }
+            for (int e = 0; e < 8; ++e) dQ_rmem[t][n][e / 4][e % 4] *= scale;
+            u32 block[4];
+            round_block(block, dQ_rmem[t][n]);
+            st_shared(Q_tile::block((Q_rows + end_lane % 4 * 4), n) + t * 16 * Q_tile::row, block[0]);
+            st_shared(Q_tile::block((Q_rows + end_lane % 4 * 4), n) + (t * 16 + 8) * Q_tile::row, block[1]);
+            st_shared(Q_tile::block(Q_tile::right((Q_rows + end_lane % 4 * 4)), n) + t * 16 * Q_tile::row, block[2]);
+            st_shared(Q_tile::block(Q_tile::right((Q_rows + end_lane % 4 * 4)), n) + (t * 16 + 8) * Q_tile::row, block[3]);
         }
+    __syncthreads();  // dQ is there
+    const Place end = place(block_index(), Hq, Hk, Nq, Nk);
+    store_tile<Q_tile>(dQ, end.batch, end.head, end.query, Nq, smem_base() + Q_smem, thread_index());
 }

@@ -111,6 +111,36 @@ __device__ __forceinline__ const char* advance(const char* pointer, i64 bytes)
     return pointer;
 }
 
+// Shared memory by 4, 8 and 16 bytes.
+__device__ __forceinline__ float ld_shared(u32 address)
+{
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void ld_shared_v2(float (&x)[2], u32 address)
+{
+    asm volatile("ld.shared.v2.f32 { %0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void ld_shared_v4(u32 (&x)[4], u32 address)
+{
+    asm volatile("ld.shared.v4.b32 { %0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void st_shared(u32 address, u32 x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" :: "r"(address), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_v4(u32 address, const u32 (&x)[4])
+{
+    asm volatile("st.shared.v4.b32 [%0], { %1,%2,%3,%4};"
+                 :: "r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+
 // 2^x; 2^-inf = 0.
 __device__ __forceinline__ float ex2(float x)
 {
@@ -142,6 +172,7 @@ __device__ __forceinline__ int thread_index()
 {
     int index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    __builtin_assume(index >= 0);  // so that it is divided by shifts alone
     return index;
 }
 
@@ -228,6 +259,22 @@ __device__ __forceinline__ void round_block(u32 (&A)[4], const float (&X)[2][4])
     A[1] = pack(X[0][2], X[0][3]);
     A[2] = pack(X[1][0], X[1][1]);
     A[3] = pack(X[1][2], X[1][3]);
+}
+
+// Writes a shared tile of d columns to X from row `row` on, eight threads a row, 16 bytes each; X ends at row `end`.
+template <class Tile>
+__device__ __forceinline__ void store_tile(const View<T>& X, int batch, int head, int row, int end, u32 tile,
+                                           int thread)
+{
+    #pragma unroll
+    for (int r = thread / 8; r < Tile::rows; r += copy_rows)
+        #pragma unroll
+        for (int c = thread % 8; c < d / 8; c += 8) {
+            if (row + r >= end) continue;
+            u32 part[4];
+            ld_shared_v4(part, tile + Tile::chunk(r, c));
+            *reinterpret_cast<uint4*>(at(X, batch, head, row + r, c * 8)) = make_uint4(part[0], part[1], part[2], part[3]);
+        }
 }
 
 // Statistics of 16 query rows lie together, [3][16] floats: -lse in base 2, -delta, huge m.
@@ -500,18 +547,23 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dq(
     #pragma unroll 1
     while (j >= 0) walk_tile(Always<false>());
 
-    const Place end = place(block_index(), Hq, Nq);
+    // dQ, through shared memory in whole rows. The block's place is worked out again rather than held in registers.
+    const int end_lane = thread_index() % 32;
+    const u32 Q_rows = smem_base() + Q_smem + Q_tile::chunk(thread_index() / 32 * row_blocks * 16 + end_lane / 4, 0);
     #pragma unroll
     for (int t = 0; t < row_blocks; ++t)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int q = thread_query(end) + t * 16 + h * 8;
-            if (q >= Nq) continue;
-            T* const dQ_row = at(dQ, end.batch, end.head, q, thread_index() % 4 * 2);
+        for (int n = 0; n < own_blocks; ++n) {
             #pragma unroll
-            for (int n = 0; n < d / 8; ++n) {
-                const float* const pair = &dQ_rmem[t][n / 2][n % 2][2 * h];
-                *reinterpret_cast<u32*>(dQ_row + n * 8) = pack(scale * pair[0], scale * pair[1]);
-            }
+            for (int e = 0; e < 8; ++e) dQ_rmem[t][n][e / 4][e % 4] *= scale;
+            u32 block[4];
+            round_block(block, dQ_rmem[t][n]);
+            st_shared(Q_tile::block((Q_rows + end_lane % 4 * 4), n) + t * 16 * Q_tile::row, block[0]);
+            st_shared(Q_tile::block((Q_rows + end_lane % 4 * 4), n) + (t * 16 + 8) * Q_tile::row, block[1]);
+            st_shared(Q_tile::block(Q_tile::right((Q_rows + end_lane % 4 * 4)), n) + t * 16 * Q_tile::row, block[2]);
+            st_shared(Q_tile::block(Q_tile::right((Q_rows + end_lane % 4 * 4)), n) + (t * 16 + 8) * Q_tile::row, block[3]);
         }
+    __syncthreads();  // dQ is there
+    const Place end = place(block_index(), Hq, Nq);
+    store_tile<Q_tile>(dQ, end.batch, end.head, end.query, Nq, smem_base() + Q_smem, thread_index());
 }

@@ -298,17 +298,17 @@ __device__ __forceinline__ void multiply_PV(Outputs& O, const P_step& P, const V
             }
 }
 
-// Keys past a row's diagonal, which ends at the bottom right, score -inf: row i sees keys 0 to i + Nk - Nq.
-__device__ __forceinline__ void mask(Scores& S, int j, int i0, int Nq, int Nk)
+// Keys past a row's diagonal score -inf: a row sees one key more than the row above it, and the block's first row sees the
+// tile's keys up to `last`.
+__device__ __forceinline__ void mask(Scores& S, int last)
 {
     const int thread = thread_index(), lane = thread % 32;
     #pragma unroll
     for (int t = 0; t < m_tiles; ++t)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int i = i0 + thread / 32 * warp_rows + 16 * t + 8 * h + lane / 4;
-            const int last = i + Nk - Nq;
-            const int room = last - j * Bc - lane % 4 * 2;  // the last of this thread's keys that row i sees
+            const int row = thread / 32 * warp_rows + 16 * t + 8 * h + lane / 4;  // of the block
+            const int room = last + row - lane % 4 * 2;  // the last of this thread's keys that the row sees
             #pragma unroll
             for (int n = 0; n < Bc / 8; ++n)
                 #pragma unroll
@@ -321,7 +321,11 @@ __device__ __forceinline__ void mask(Scores& S, int j, int i0, int Nq, int Nk)
 // In base 2 it is P = 2^(scale_log2 S - shift) with shift = scale_log2 m: one fused multiply-add and one ex2 a score.
 // When m grows to m_new, what was summed before is rescaled by alpha = exp(scale (m - m_new)).
 
-// Rounding shift moves exponents by up to 2^-24 |shift|: by 2^-11 at this limit, which real inputs stay below.
+// m of a row that has seen no key: no score is less, and finite, because (-inf) - (-inf) is NaN.
+constexpr float lowest = -3.402823466e38f;
+
+// Rounding shift moves exponents by up to 2^-24 |shift|: by 2^-11 at this limit, which real inputs stay below. The shift of
+// a row that has seen no key is beyond it.
 constexpr float max_shift = 8192.f;
 
 // The max of a row over this thread's columns.
@@ -340,30 +344,9 @@ __device__ __forceinline__ float max_of_lanes(float x)
     return max_f32(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// A row keeps its m until a weight P would exceed 2^max_growth. P, l and O have the same relative precision either way.
-constexpr float max_growth = 8.f;
-
-// Sets shift. True if a row needs care: it has outgrown its m, has seen no key yet (m = -inf) or has a huge shift.
-__device__ __forceinline__ bool keep_reference(Rows& shift, const Scores& S, const Rows& m, float scale_log2)
-{
-    bool needs_care = false;
-    #pragma unroll
-    for (int t = 0; t < m_tiles; ++t)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            shift[t][h] = m[t][h] * scale_log2;
-            needs_care |= (max_of_columns(S[t], h) - m[t][h]) * scale_log2 > max_growth || fabsf(shift[t][h]) > max_shift;
-        }
-    return needs_care;
-}
-
-// What the scores of a row are measured from: m, or 0 as long as the row has seen no key, because (-inf) - (-inf) is NaN.
-__device__ __forceinline__ float origin(float m) { return m == -infinity() ? 0.f : m; }
-
-// m follows the row max, whatever the scores. Where a shift of the warp is huge, scores give way to their distance from the
-// max, rounded as m is where it is saved: exactly 0 at the max, and no shift is left.
-__device__ __forceinline__ void follow_max_with_care(Rows& m_new, Rows& alpha, Rows& shift, Scores& S, const Rows& m,
-                                                     float scale, float scale_log2)
+// m follows the row max. True if a shift of this thread is huge.
+__device__ __forceinline__ bool follow_max(Rows& m_new, Rows& alpha, Rows& shift, const Scores& S, const Rows& m,
+                                           float scale_log2)
 {
     bool huge = false;
     #pragma unroll
@@ -371,23 +354,42 @@ __device__ __forceinline__ void follow_max_with_care(Rows& m_new, Rows& alpha, R
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             m_new[t][h] = max_of_lanes(max_f32(m[t][h], max_of_columns(S[t], h)));
-            alpha[t][h] = ex2((m[t][h] - origin(m_new[t][h])) * scale_log2);
-            shift[t][h] = origin(m_new[t][h]) * scale_log2;
+            alpha[t][h] = ex2((m[t][h] - m_new[t][h]) * scale_log2);
+            shift[t][h] = m_new[t][h] * scale_log2;
             huge |= fabsf(shift[t][h]) > max_shift;
         }
-    if (!__any_sync(~0u, huge)) return;
+    return huge;
+}
 
-    const float unscale = rcp(scale);
+// A row keeps its m until a weight P would exceed 2^max_growth. P, l and O have the same relative precision either way.
+constexpr float max_growth = 8.f;
+
+// Sets shift for the m that rows have. True if a row of this thread has outgrown its m, or has a huge shift.
+__device__ __forceinline__ bool keep_max(Rows& shift, const Scores& S, const Rows& m, float scale_log2)
+{
+    bool outgrown = false, huge = false;
     #pragma unroll
     for (int t = 0; t < m_tiles; ++t)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float scaled_origin = __fmul_rn(origin(m_new[t][h]), scale);
+            shift[t][h] = m[t][h] * scale_log2;
+            outgrown |= (max_of_columns(S[t], h) - m[t][h]) * scale_log2 > max_growth;
+            huge |= fabsf(shift[t][h]) > max_shift;
+        }
+    return outgrown | huge;
+}
+
+// Scores give way to their distance from the max, which is exactly 0 at the max, and no shift is left.
+__device__ __forceinline__ void take_off_max(Scores& S, Rows& shift, const Rows& m_new)
+{
+    #pragma unroll
+    for (int t = 0; t < m_tiles; ++t)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
             #pragma unroll
             for (int n = 0; n < Bc / 8; ++n)
                 #pragma unroll
-                for (int c = 2 * h; c < 2 * h + 2; ++c)
-                    S[t][n][c] = __fsub_rn(__fmul_rn(S[t][n][c], scale), scaled_origin) * unscale;
+                for (int c = 2 * h; c < 2 * h + 2; ++c) S[t][n][c] -= m_new[t][h];
             shift[t][h] = 0.f;
         }
 }
@@ -468,9 +470,9 @@ extern "C" __global__ void __launch_bounds__(threads, min_blocks) forward(
     const Place here = place(block_index(), Hq, Hk, Nq, Nk);
     const int kv_head = here.q_head / (Hq / Hk);
 
-    // Some row of the block sees the first seen_keys keys, in Tc tiles. Every row sees all of tiles 0 to whole - 1.
+    // Some row of the block sees the first seen_keys keys, in Tc tiles. Its first row, which sees least, sees keys 0 to last.
     const int seen_keys = min(here.i0 + Br, Nq) + Nk - Nq;
-    const int whole = (here.i0 + 1 + Nk - Nq) / Bc;
+    const int last = here.i0 + Nk - Nq;
     const int Tc = seen_keys > 0 ? (seen_keys + Bc - 1) / Bc : 0;
 
     // The walk over K and V goes from the first tile to the last; keys that no row of the block sees are not copied. A
@@ -490,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(threads, min_blocks) forward(
     Outputs O_rmem = {};
     Rows m_rmem, l_rmem = {};
     #pragma unroll
-    for (int t = 0; t < m_tiles; ++t) m_rmem[t][0] = m_rmem[t][1] = -infinity();
+    for (int t = 0; t < m_tiles; ++t) m_rmem[t][0] = m_rmem[t][1] = lowest;
 
     // The row of an 8x8 matrix whose address this lane gives to ldmatrix. The four matrices of Q are rows 0-7 and 8-15 of
     // columns 0-7, then of columns 8-15; of K columns 0-7 and 8-15 of keys 0-7, then of keys 8-15; of V as of Q.
@@ -507,12 +509,14 @@ extern "C" __global__ void __launch_bounds__(threads, min_blocks) forward(
     if (full_steps > 0 && q_steps == 0) load_Q(Q_rmem[0], Q_lane, 0);
     if (full_steps > 0) load_K(K_rmem[0], K_lane, 0);
 
-    // On entry K_smem holds tile j, V_smem is being filled with it, and the operands of step 0 are in registers.
-    #pragma unroll 1
-    for (int j = 0; j < Tc; ++j) {
-        // S = Q K^T    [warp_rows, Bc] = [warp_rows, d] [d, Bc]
-        // The operands of a step are loaded under the products of the step before.
-        Scores S;
+    int j = 0;  // the tile
+    Scores S;
+    Rows shift;
+
+    // S = Q K^T    [warp_rows, Bc] = [warp_rows, d] [d, Bc]
+    // On entry K_smem holds tile j, V_smem is being filled with it, and the operands of step 0 are in registers; those of
+    // the other steps are loaded under the products of the step before.
+    auto score = [&] {
         #pragma unroll
         for (int x = 0; x < steps - 1; ++x) {
             if (x + 1 < full_steps && x + 1 >= q_steps) load_Q(Q_rmem[x + 1], Q_lane, x + 1);
@@ -528,18 +532,10 @@ extern "C" __global__ void __launch_bounds__(threads, min_blocks) forward(
         copy_tile<KV_tile>(copy_smem + K_smem, K_gmem, K_walk.pass, seen_keys - (j + 1) * Bc);
         cp_async_commit();
         multiply_QK(S, Q_rmem[steps - 1], K_rmem[steps - 1], steps == 1);
+    };
 
-        // All that is rare stands behind one branch. Whole warps take it, by vote, because the products need them together.
-        Rows shift;
-        const bool needs_care = keep_reference(shift, S, m_rmem, scale_log2);
-        if (__any_sync(~0u, needs_care || j >= whole)) {
-            Rows m_new, alpha;
-            if (j >= whole) mask(S, j, here.i0, Nq, Nk);
-            follow_max_with_care(m_new, alpha, shift, S, m_rmem, scale, scale_log2);
-            rescale(m_rmem, l_rmem, O_rmem, m_new, alpha);
-        }
-
-        // P = exp(scale (S - m)), O += P V    [warp_rows, d] += [warp_rows, Bc] [Bc, d]
+    // P = exp(scale (S - m)), O += P V    [warp_rows, d] += [warp_rows, Bc] [Bc, d], and on to the next tile
+    auto accumulate = [&] {
         P_step P[Bc / 16];
         V_step V_rmem[Bc / 16];
         #pragma unroll
@@ -560,7 +556,31 @@ extern "C" __global__ void __launch_bounds__(threads, min_blocks) forward(
         if (full_steps > 0 && q_steps == 0) load_Q(Q_rmem[0], Q_lane, 0);
         if (full_steps > 0) load_K(K_rmem[0], K_lane, 0);
         multiply_PV(O_rmem, P[Bc / 16 - 1], V_rmem[Bc / 16 - 1]);
-    }
+        ++j;
+    };
+
+    // The inner loop, over ordinary tiles, holds nothing but what they need. A warp leaves it with the scores of a tile that
+    // needs more: a mask, a new m, care for huge scores. It does so by vote: the products need all lanes.
+    auto masked = [&] { return (j + 1) * Bc - 1 > last; };
+    auto walk = [&] {
+        while (j < Tc) {
+            #pragma unroll 1
+            for (;;) {
+                score();
+                const bool special = keep_max(shift, S, m_rmem, scale_log2);
+                if (__any_sync(~0u, special | masked())) break;
+                accumulate();
+                if (j == Tc) return;
+            }
+            Rows m_new, alpha;
+            if (masked()) mask(S, last - j * Bc);
+            const bool huge = follow_max(m_new, alpha, shift, S, m_rmem, scale_log2);
+            if (__any_sync(~0u, huge)) take_off_max(S, shift, m_new);
+            rescale(m_rmem, l_rmem, O_rmem, m_new, alpha);
+            accumulate();
+        }
+    };
+    walk();
 
     // m, l and O / l. The block's place is worked out again rather than held in registers through the loop.
     const Place there = place(block_index(), Hq, Hk, Nq, Nk);
@@ -576,7 +596,7 @@ extern "C" __global__ void __launch_bounds__(threads, min_blocks) forward(
             const int row = 16 * t + 8 * h + quad, i = there.i0 + row0 + row;
             if (member == 0 && i < Nq) {
                 const i64 index = (static_cast<i64>(there.batch) * Hq + there.q_head) * Nq + i;
-                m[index] = __fmul_rn(m_rmem[t][h], scale);
+                m[index] = sum == 0.f ? -infinity() : __fmul_rn(m_rmem[t][h], scale);
                 l[index] = sum;
             }
             const float inverse = sum == 0.f ? 0.f : rcp(sum);  // a row that saw no key is 0; NaN stays NaN

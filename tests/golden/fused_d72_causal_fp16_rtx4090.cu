@@ -1,4 +1,4 @@
-// fused_fp16_d72_causal_sm89_Br64_Bc64_w4_rs1_sl32_s1_vreg0_weave1_b1
+// fused_fp16_d72_causal_sm89_Br64_Bc64_w4_rs1_sl32_s1_vreg0_weave1_b1_o1
 // dK and dV of one K/V tile, and its part of dQ by atomic sums.
 //
 // Rendered by flashsmith from key_block.cu.j2.
@@ -39,6 +39,7 @@ constexpr int Br = 64;  // query rows of a Q/dO tile
 constexpr int Bc = 64;  // keys of this block
 constexpr int warps = 4;
 constexpr int threads = 32 * warps;
+constexpr float log2_e = 1.4426950408889634f;
 constexpr int stages = 1;  // buffers of Q and dO
 constexpr int copy_rows = threads / 8;  // rows of a copy pass
 
@@ -60,6 +61,7 @@ constexpr int dO_smem = 33792;  // [1][64][80]
 constexpr int dS_smem = 45056;  // dS^T [64][64]
 constexpr int stats_smem = 53248;  // [1][4][3][16] floats
 
+constexpr int dV_smem = V_smem;  // once the loop has ended; dK takes the place of K
 constexpr int Q_to_dO = dO_smem - Q_smem;  // from a place in a Q tile to the same place in its dO tile
 
 // D += A B, A [16, 16] row by row, B [16, 8] column by column, fp32 accumulators.
@@ -186,6 +188,7 @@ __device__ __forceinline__ int thread_index()
 {
     int index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    __builtin_assume(index >= 0);  // so that it is divided by shifts alone
     return index;
 }
 
@@ -309,6 +312,22 @@ __device__ __forceinline__ void round_block(u32 (&A)[4], const float (&X)[2][4])
     A[3] = pack(X[1][2], X[1][3]);
 }
 
+// Writes a shared tile of d columns to X from row `row` on, eight threads a row, 16 bytes each; X ends at row `end`.
+template <class Tile>
+__device__ __forceinline__ void store_tile(const View<T>& X, int batch, int head, int row, int end, u32 tile,
+                                           int thread)
+{
+    #pragma unroll
+    for (int r = thread / 8; r < Tile::rows; r += copy_rows)
+        #pragma unroll
+        for (int c = thread % 8; c < d / 8; c += 8) {
+            if (row + r >= end) continue;
+            u32 part[4];
+            ld_shared_v4(part, tile + Tile::chunk(r, c));
+            *reinterpret_cast<uint4*>(at(X, batch, head, row + r, c * 8)) = make_uint4(part[0], part[1], part[2], part[3]);
+        }
+}
+
 // Statistics of 16 query rows lie together, [3][16] floats: -lse in base 2, -delta, huge m.
 constexpr int minus_delta = 64;  // bytes from a row's -lse
 constexpr int huge_m = 128;
@@ -325,12 +344,20 @@ struct Place {
     int head, batch;
 };
 
-// The K/V tile of a block. Tiles of a head are neighbours, so that they find Q, dO and dQ in L2; the longest loops, those
-// of the first tiles, come first.
-__device__ __forceinline__ Place place(int block, int Hk, int Nk)
+// Query rows whose Q and dO, and sums of dQ, fill half of the L2 cache.
+constexpr int cached_queries = 43690;
+
+// The K/V tile of a block. Blocks start in the order of their number, and early keys are seen by most queries, so all heads'
+// first tiles should come first; but the heads in work at once share the L2 cache. So heads are dealt with in groups whose
+// queries take half of it, longest loops first within a group. The last group takes the heads that are left over as well.
+__device__ __forceinline__ Place place(int block, int Hq, int Hk, int Nq, int Nk)
 {
-    const int Tc = (Nk + Bc - 1) / Bc;
-    return {block % Tc * Bc, block / Tc % Hk, block / Tc / Hk};
+    const int Tc = (Nk + Bc - 1) / Bc, matrices = gridDim.x / Tc;  // the B x Hk matrices of K
+    const int group = min(max(1, cached_queries / Nq / (Hq / Hk)), matrices);
+    const int first = min(block / (Tc * group), matrices / group - 1) * group;
+    const int members = first + 2 * group <= matrices ? group : matrices - first;
+    const int tile = (block - first * Tc) / members, matrix = first + (block - first * Tc) % members;
+    return {tile * Bc, matrix % Hk, matrix / Hk};
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) fused(
@@ -348,15 +375,14 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
     int Hk,  // key/value heads; query head h reads head h / (Hq / Hk)
     int Nq,  // query rows of a head
     int Nk,  // keys of a head
-    float scale,  // of Q K^T
-    float scale_log2)  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
+    float scale)  // of Q K^T
 {
     const u32 smem = smem_base();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int share = warp % row_split;                       // of the queries, and of the columns of dK and dV
     const int warp_key = warp / row_split * key_blocks * 16;  // first key of this warp in the tile
 
-    const Place here = place(block_index(), Hk, Nk);
+    const Place here = place(block_index(), Hq, Hk, Nq, Nk);
     const int tile_key = here.key, head_k = here.head, batch = here.batch;
     const int Tr = (Nq + Br - 1) / Br;
 
@@ -384,8 +410,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
     int next_tile = first_tile;
 
     // Copies the next Q tile, dO tile and statistics into buffer `stage`, and steps on.
-    const u32 Q_place = smem + Q_smem + Q_tile::chunk(thread / 8, thread % 8);
     auto copy_next = [&](int stage) {
+        const u32 Q_place = smem + Q_smem + Q_tile::chunk(thread_index() / 8, thread_index() % 8);
         const u32 place = Q_place + stage * Q_tile::bytes;
         const int left = Nq - next_tile * Br;
         copy_tile<Q_tile>(place, Q_next + thread_at(Q.row), Q_walk.pass, left);
@@ -426,10 +452,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
     const u32 dS_own = smem + dS_smem + dS_tile::chunk(warp_key + lane / 4, 0) + lane % 4 * 4;
     const u32 dS_lane = dS_tile::block(dS_own, own_query / 16);
 
-    // This warp's blocks of dQ: dS as A, K as B, and where the sums of the tile lie.
+    // This warp's blocks of dQ: dS as A, K as B.
     const int down = warp % dQ_down, across = warp / dQ_down;
     const u32 dS_queries = dS_tile::block(smem + dS_smem + dS_tile::chunk(across_row, across_chunk), down);
     const u32 K_columns = K_tile::block(smem + K_smem + K_tile::chunk(down_row, down_chunk), across);
+    // Where the sums of dQ of the tile lie.
     float* dQ_tile = dQ_acc + ((static_cast<i64>(batch) * Hq + head_q) * Tr + first_tile) * (Br * columns);
 
     clear_padding<K_tile>(smem + K_smem);
@@ -448,18 +475,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
     float dK_rmem[key_blocks][own_blocks][2][4] = {};
     float dV_rmem[key_blocks][own_blocks][2][4] = {};
     int tile_query = first_tile * Br;  // first query of the Q tile
+    // Of this thread's keys, the number of the last one that its first query of a tile from query 0 on would see.
+    const int last_seen = own_query + lane % 4 * 2 + diagonal - (tile_key + warp_key + lane / 4);
 
     #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-        // Whether some scores need more than the common path: keys past the end, the diagonal, rows of huge scores.
-        const u32 stats_now = smem + stats_smem + step % stages * stats_bytes;
-        bool huge = false;
-        #pragma unroll
-        for (int q = 0; q < Br; q += 32)
-            huge |= ld_shared(stats_now + huge_m + stats_of((q + thread_index() % 32) % Br)) != 0;
-        const bool on_diagonal = tile_query + diagonal < tile_key + Bc - 1;
-        const bool special = on_diagonal || tile_key + Bc > Nk || __any_sync(~0u, huge);
-
         #pragma unroll
         for (int c = 0; c < own_queries; c += slice) {
             constexpr float zero[2][4] = {};
@@ -485,25 +505,13 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
                     }
                 }
             }
-            if (special) {
-                const float unscale = __fdividef(1, scale);
+            #pragma unroll
+            for (int i = 0; i < slice / 8; ++i)
                 #pragma unroll
-                for (int i = 0; i < slice / 8; ++i)
+                for (int t = 0; t < key_blocks; ++t)
                     #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        // Of a row with huge scores `delta` gives the max m here; in lse it would have swallowed l.
-                        const float m = ld_shared(stats_lane + huge_m + stats_of(c + i * 8) + e % 2 * 4);
-                        const int q = tile_query + share * own_queries + c + i * 8 + lane % 4 * 2 + e % 2;
-                        #pragma unroll
-                        for (int t = 0; t < key_blocks; ++t) {
-                            float& s = S[t][i / 2][i % 2][e];
-                            // No fused multiply-add: scale * s is exactly m at the max.
-                            if (m != 0) s = __fsub_rn(__fmul_rn(s, scale), m) * unscale;
-                            const int k = tile_key + warp_key + t * 16 + e / 2 * 8 + lane / 4;
-                            if (k >= Nk || k > q + diagonal) s = -infinity();
-                        }
-                    }
-            }
+                    for (int e = 0; e < 4; ++e)
+                        if (t * 16 + e / 2 * 8 > last_seen + tile_query + c + i * 8 + e % 2) S[t][i / 2][i % 2][e] = -infinity();
 
             // dP^T - delta = V dO^T - delta  [Bc, Br]; meanwhile P^T = exp(scale S^T - lse)
             float dP[key_blocks][slice / 16][2][4];
@@ -533,14 +541,16 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
                 #pragma unroll
                 for (int i = 0; i < slice / 8; ++i) {
                     if (i < x * (slice / 8) / (columns / 16) || i >= (x + 1) * (slice / 8) / (columns / 16)) continue;
-                    float minus_lse[2];
+                    float minus_lse[2], m[2];
                     ld_shared_v2(minus_lse, stats_lane + stats_of(c + i * 8));
+                    ld_shared_v2(m, stats_lane + huge_m + stats_of(c + i * 8));
                     #pragma unroll
                     for (int t = 0; t < key_blocks; ++t)
                         #pragma unroll
                         for (int e = 0; e < 4; ++e) {
                             float& s = S[t][i / 2][i % 2][e];
-                            s = ex2(__fmaf_rn(s, scale_log2, minus_lse[e % 2]));
+                            const float below_m = __fsub_rn(__fmul_rn(s, scale), m[e % 2]);  // not fused: exactly 0 at the max
+                            s = ex2(__fmaf_rn(below_m, log2_e, minus_lse[e % 2]));
                         }
                 }
             }
@@ -579,12 +589,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
             for (int t = 0; t < key_blocks; ++t)
                 #pragma unroll
                 for (int n = 0; n < slice / 16; ++n) {
-                    const u32 left = dS_tile::block(dS_lane, c / 16 + n) + t * 16 * dS_tile::row;
-                    const u32 right = dS_tile::block(dS_tile::right(dS_lane), c / 16 + n) + t * 16 * dS_tile::row;
-                    st_shared(left, dS_rmem[t][n][0]);
-                    st_shared(left + 8 * dS_tile::row, dS_rmem[t][n][1]);
-                    st_shared(right, dS_rmem[t][n][2]);
-                    st_shared(right + 8 * dS_tile::row, dS_rmem[t][n][3]);
+                    st_shared(dS_tile::block(dS_lane, c / 16 + n) + t * 16 * dS_tile::row, dS_rmem[t][n][0]);
+                    st_shared(dS_tile::block(dS_lane, c / 16 + n) + (t * 16 + 8) * dS_tile::row, dS_rmem[t][n][1]);
+                    st_shared(dS_tile::block(dS_tile::right(dS_lane), c / 16 + n) + t * 16 * dS_tile::row, dS_rmem[t][n][2]);
+                    st_shared(dS_tile::block(dS_tile::right(dS_lane), c / 16 + n) + (t * 16 + 8) * dS_tile::row, dS_rmem[t][n][3]);
                 }
 
             // dK += dS^T Q  [Bc, d]
@@ -639,25 +647,31 @@ extern "C" __global__ void __launch_bounds__(threads, 1) fused(
         }
     }
 
-    const Place end = place(block_index(), Hk, Nk);
+    // dK and dV, through shared memory in whole rows. The block's place is worked out again rather than held in registers.
+    __syncthreads();  // everyone is done with dS and K
     const int end_lane = thread_index() % 32, end_warp = thread_index() / 32;
-    const int end_key = end.key + end_warp / row_split * key_blocks * 16 + end_lane / 4;
+    const int end_row = end_warp / row_split * key_blocks * 16 + end_lane / 4;
+    const u32 end_smem = smem_base() + K_tile::block(K_tile::chunk(end_row, 0), end_warp % row_split) + end_lane % 4 * 4;
     #pragma unroll
     for (int t = 0; t < key_blocks; ++t)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int k = end_key + t * 16 + h * 8;
-            if (k >= Nk) continue;
-            T* const dK_row = at(dK, end.batch, end.head, k, end_lane % 4 * 2);
-            T* const dV_row = at(dV, end.batch, end.head, k, end_lane % 4 * 2);
+        for (int n = 0; n < own_blocks; ++n) {
             #pragma unroll
-            for (int n = 0; n < 2 * own_blocks; ++n) {
-                const int column = (n / 2 * row_split + end_warp % row_split) * 16 + n % 2 * 8;
-                if (column >= d) continue;
-                const float* const dK_pair = &dK_rmem[t][n / 2][n % 2][2 * h];
-                const float* const dV_pair = &dV_rmem[t][n / 2][n % 2][2 * h];
-                *reinterpret_cast<u32*>(dK_row + column) = pack(scale * dK_pair[0], scale * dK_pair[1]);
-                *reinterpret_cast<u32*>(dV_row + column) = pack(dV_pair[0], dV_pair[1]);
-            }
+            for (int e = 0; e < 8; ++e) dK_rmem[t][n][e / 4][e % 4] *= scale;
+            u32 dK_block[4], dV_block[4];
+            round_block(dK_block, dK_rmem[t][n]);
+            round_block(dV_block, dV_rmem[t][n]);
+            st_shared(K_tile::block(end_smem + K_smem, n * row_split) + t * 16 * K_tile::row, dK_block[0]);
+            st_shared(K_tile::block(end_smem + K_smem, n * row_split) + (t * 16 + 8) * K_tile::row, dK_block[1]);
+            st_shared(K_tile::block(K_tile::right(end_smem + K_smem), n * row_split) + t * 16 * K_tile::row, dK_block[2]);
+            st_shared(K_tile::block(K_tile::right(end_smem + K_smem), n * row_split) + (t * 16 + 8) * K_tile::row, dK_block[3]);
+            st_shared(K_tile::block(end_smem + dV_smem, n * row_split) + t * 16 * K_tile::row, dV_block[0]);
+            st_shared(K_tile::block(end_smem + dV_smem, n * row_split) + (t * 16 + 8) * K_tile::row, dV_block[1]);
+            st_shared(K_tile::block(K_tile::right(end_smem + dV_smem), n * row_split) + t * 16 * K_tile::row, dV_block[2]);
+            st_shared(K_tile::block(K_tile::right(end_smem + dV_smem), n * row_split) + (t * 16 + 8) * K_tile::row, dV_block[3]);
         }
+    __syncthreads();  // dK and dV are there
+    const Place end = place(block_index(), Hq, Hk, Nq, Nk);
+    store_tile<K_tile>(dK, end.batch, end.head, end.key, Nk, smem_base() + K_smem, threadIdx.x);
+    store_tile<K_tile>(dV, end.batch, end.head, end.key, Nk, smem_base() + dV_smem, threadIdx.x);
 }

@@ -140,6 +140,23 @@ def test_every_layout_of_do_is_the_same(device: torch.device) -> None:
     assert all(map(torch.equal, gradients(q, k, v, ones, deterministic=True), plain))
 
 
+@pytest.mark.parametrize(
+    ("Nq", "Hk", "Nk"), [(1, 8, 5000), (1, 2, 5000), (7, 1, 33000), (64, 2, 9000), (300, 8, 20000)]
+)
+def test_few_queries_against_many_keys(Nq: int, Hk: int, Nk: int, device: torch.device) -> None:
+    """By parts, with heads packed or not; the same bits from run to run, and from a graph."""
+    q, k, v = normal(device, 2, 8, Nq, 64), normal(device, 2, Hk, Nk, 64, seed=1), normal(device, 2, Hk, Nk, 64, seed=2)
+    O = fs.attention(q, k, v, causal=True)
+    close(O, exact(q, *(x.repeat_interleave(8 // Hk, dim=1) for x in (k, v)), causal=True))
+    assert torch.equal(fs.attention(q, k, v, causal=True), O)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fs.attention(q, k, v, causal=True)
+    graph.replay()
+    torch.cuda.synchronize(device)
+    assert torch.equal(captured, O)
+
+
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
 def test_a_warm_call_is_a_cold_one(layout: str, device: torch.device) -> None:
     """Bit for bit, forward and backward, on tensors that the first call has not seen."""

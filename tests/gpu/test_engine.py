@@ -143,7 +143,7 @@ def test_a_cold_call_in_a_capture_leaves_the_process_usable(gpu: Gpu, device: to
     cold, inputs = cuda_engine(), qkv(device)
     binary = of_tile("forward", PROBLEM, default_tile("forward", PROBLEM, gpu), gpu)
     with pytest.raises(LaunchError, match="before the capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        run_forward(cold, binary, *(cold.given(x) for x in inputs), 0.125)
+        run_forward(cold, {"forward": binary}, *(cold.given(x) for x in inputs), 0.125)
     assert close(fs.attention(*inputs, causal=True), exact(inputs))
 
 

@@ -16,7 +16,7 @@ from flashsmith.run import MAKES
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelSpec
-from flashsmith.spec.problem import Problem
+from flashsmith.spec.problem import Pass, Problem
 from flashsmith.spec.record import write_record
 from torch import Tensor
 
@@ -101,7 +101,7 @@ def test_the_gradient_of_lse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_gradient_has_its_kernel() -> None:
     for needs in ((True, True, True), (True, False, False), (False, True, False), (False, False, True)):
-        for form in KERNELS_OF:
+        for form in ("fused", "split"):
             made = {x for kernel in kernels.kernels_for(needs, form) for x in MAKES[kernel]}
             assert made >= {name for name, need in zip(("dQ", "dK", "dV"), needs, strict=True) if need}
 
@@ -116,23 +116,48 @@ def test_the_form_of_the_backward_that_the_records_favour_runs(
         write_record(tmp_path, record_of(kernel, ms, d=40, B=1, heads=2, Nq=40))  # type: ignore[arg-type]
     kernels._form.cache_clear()
     ran, chosen = [], []
-    run_backward, backward_form = kernels.run_backward, kernels.backward_form
+    run_backward, pass_form = kernels.run_backward, kernels.pass_form
 
     def record(engine: Any, binaries: Any, *inputs: Any, **options: Any) -> Any:
         ran.append(tuple(binaries))
         return run_backward(engine, binaries, *inputs, **options)
 
-    def choose(*arguments: Any) -> Any:
-        chosen.append(arguments)
-        return backward_form(*arguments)
+    def choose(problem: Problem, which: Pass, *others: Any) -> Any:
+        chosen.append(which)
+        return pass_form(problem, which, *others)
 
     monkeypatch.setattr(kernels, "run_backward", record)
-    monkeypatch.setattr(kernels, "backward_form", choose)
+    monkeypatch.setattr(kernels, "pass_form", choose)
     for _ in range(2):
         inputs = [torch.randn(1, 2, 40, 40).to(torch.bfloat16).requires_grad_() for _ in range(3)]
         torch.autograd.grad(fs.attention(*inputs).sum(), inputs)
     kernels._form.cache_clear()
-    assert ran == [KERNELS_OF[form]] * 2 and len(chosen) == 1
+    assert ran == [KERNELS_OF[form]] * 2 and chosen == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+def test_few_queries_run_by_parts_with_their_heads_packed(layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query of six heads over two, against 500 keys; the backward takes what the two kernels left."""
+    ran: list[Any] = []
+    run_forward = kernels.run_forward
+
+    def record(engine: Any, binaries: Any, *inputs: Any, **options: Any) -> Any:
+        ran.append(({name: binary.spec.tile for name, binary in binaries.items()}, options["parts"]))
+        return run_forward(engine, binaries, *inputs, **options)
+
+    monkeypatch.setattr(kernels, "run_forward", record)
+    generator, found = torch.Generator().manual_seed(0), []
+    shapes = ((1, 6, 1, 64), (1, 2, 500, 64), (1, 2, 500, 64))
+    given = [torch.randn(shape, generator=generator).to(BF16) for shape in shapes]
+    for engine in ("torch", "emulator"):
+        monkeypatch.setenv("FLASHSMITH_ENGINE", engine)
+        inputs = [x.transpose(1, 2).contiguous() if layout == "bnhd" else x for x in given]
+        leaves = [x.requires_grad_() for x in inputs]
+        O, lse = fs.attention(*leaves, causal=True, layout=layout, return_lse=True)
+        found.append([O, lse, *torch.autograd.grad(O.sum(), leaves)])
+    close(found[1], found[0])
+    ((tiles, parts),) = ran
+    assert list(tiles) == ["partial", "combine"] and parts > 1 and tiles["partial"].packed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

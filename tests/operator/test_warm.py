@@ -121,6 +121,22 @@ def test_a_warm_call_launches_what_a_cold_one_does(
     assert layouts[0] == layouts[1] == [(x.shape, x.stride(), x.dtype) for x in (O, lse, *gradients)]
 
 
+def test_a_warm_forward_by_parts_has_a_workspace_of_its_own(gpu: Recording) -> None:
+    """Two launches, and what the first leaves for the second is new memory in each call."""
+    seen, workspaces = [], []
+    keys = (1, 1, 900, 64)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = (torch.randn(s, generator=generator).to(BF16) for s in ((1, 2, 1, 64), keys, keys))
+        gpu.calls.clear()
+        O = fs.attention(q, k, v)
+        seen.append([addressed(call, {"q": q, "k": k, "v": v, "O": O}) for call in gpu.calls])
+        workspaces.append([int.from_bytes(call[4 + n], "little") for call, n in zip(gpu.calls, (3, 0), strict=True)])
+    assert len(kernels._replays) == 1 and [call[0] for call in seen[0]] == ["partial", "combine"]
+    assert seen[0] == seen[1] == seen[2] and seen[0][1][4][1] == "new"
+    assert all(written == read for written, read in workspaces)
+
+
 def test_an_input_off_its_16_bytes_is_never_read_in_place(gpu: Recording) -> None:
     """The same shapes and strides, but an address that cp.async cannot read: the copy of the cold path serves."""
     q, k, v = qkv(0)

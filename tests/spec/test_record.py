@@ -98,7 +98,7 @@ def test_a_record_takes_a_line_for_each_of_its_parts(tmp_path: Path) -> None:
     assert len(before) == len(after) == 2 + 3 + 4
     assert [new for old, new in zip(before, after, strict=True) if old != new] == [
         ' "tile": {"Br": 64, "Bc": 32, "warps": 4, "q_steps": 0, "lazy": false, "min_blocks": 1, "order": 1, '
-        '"ascending": false},'
+        '"ascending": false, "packed": false},'
     ]
 
 

@@ -45,6 +45,17 @@ def test_what_only_a_gpu_can_judge_is_tried_on_a_gpu(kernel: KernelName) -> None
     assert set(legal_tiles(kernel, masked, GPU)) < set(legal_tiles(kernel, masked, GPU, measured=True))
 
 
+def test_few_queries_have_tiles_of_few_rows() -> None:
+    """Heads are packed where a group has fewer tiles together, and nowhere else."""
+    decode = replace(PROBLEM, Nq=1, Nk=8192, Hq=16, Hk=2)
+    assert choices("forward", decode, GPU)["Br"] == [16, 32, 64] and choices("forward", decode, GPU)["packed"] == [0, 1]
+    for problem in (PROBLEM, replace(decode, Hk=16), replace(decode, Nq=64), replace(decode, Nq=65)):
+        assert choices("forward", problem, GPU)["packed"] == [0]
+    tiles = legal_tiles("forward", decode, GPU)
+    texts = {render(KernelSpec.of("forward", decode, tile, GPU.sm)).text for tile in tiles}
+    assert len(tiles) == len(texts) and {tile.packed for tile in tiles} == {False, True}  # type: ignore[union-attr]
+
+
 def test_flags_may_be_numbers() -> None:
     values = {"Br": 64, "Bc": 32, "warps": 4, "lazy": 1}
     assert tile_of("forward", values).lazy is True  # type: ignore[union-attr]
