@@ -96,7 +96,7 @@ def test_the_time_of_delta_and_convert_is_what_the_model_says(kernel: KernelName
         record_of("dq", 0.01, "measured"),
         record_of("dq", 0.01, Nq=2048),
         record_of("dq", 0.01, B=1),
-        record_of("dq", 0.01, by="issue-model 2"),
+        record_of("dq", 0.01, by="issue-model 3"),
         record_of("dq", 0.01, causal=True),
     ],
     ids=["kind", "lengths", "batch", "model", "mask"],

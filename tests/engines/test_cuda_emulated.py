@@ -171,8 +171,9 @@ def test_the_whole_work_of_a_measuring_process(kernel: KernelName, monkeypatch: 
     assert isinstance(timing, Timing) and timing.seconds == 0.02
     assert timing.by == f"fake 0, driver 580.65, {date.today().isoformat()}, shared"
     assert work(Again(good, 3)) == [0.02] * 3
-    old = "scale * dK_pair[0]" if kernel == "fused" else "inverse, O_rmem"
+    old = "[e % 4] *= scale;" if kernel == "fused" else "inverse, O_rmem"
     assert old in good.source.text
-    wrong = compile_source(Source(good.spec, good.source.text.replace(old, f"1.5f * {old}")))
+    new = "[e % 4] *= 1.5f * scale;" if kernel == "fused" else f"1.5f * {old}"
+    wrong = compile_source(Source(good.spec, good.source.text.replace(old, new)))
     with pytest.raises(WrongResult, match=r"Nq=70, Nk=90: (O|dK) is off by"):
         work(Try(wrong))

@@ -1,4 +1,4 @@
-// dq_bf16_d96_sm89_Br128_Bc32_w8_sl0_s2_qreg0_weave1_b1
+// dq_bf16_d96_sm89_Br128_Bc48_w8_sl0_s2_qreg0_weave1_b1
 // dQ of one Q tile, summed in registers: the same bits in every run.
 //
 // Rendered by flashsmith from query_block.cu.j2.
@@ -6,9 +6,9 @@
 // block  256 threads, 8 warps
 // smem        0  Q_smem     26624 B  [128][96]
 //         26624  dO_smem    26624 B  [128][96]
-//         53248  K_smem     13312 B  [2][32][96]
-//         66560  V_smem     13312 B  [2][32][96]
-//         79872  in all, dynamic
+//         53248  K_smem     19968 B  [2][48][96]
+//         73216  V_smem     19968 B  [2][48][96]
+//         93184  in all, dynamic
 
 // The second half of the split backward. As in the forward, a warp owns query rows and the block walks the keys; S and
 // dP are computed again, and what the tensor cores leave in registers, dS, is the A operand of dQ += dS K as it is.
@@ -34,7 +34,7 @@ struct Walk {
 constexpr int d = 96;  // head dimension
 constexpr int columns = 96;  // of a row in shared memory: d in whole 16-column blocks, the rest zero
 constexpr int Br = 128;  // query rows of this block
-constexpr int Bc = 32;  // keys of a K/V tile
+constexpr int Bc = 48;  // keys of a K/V tile
 constexpr int warps = 8;
 constexpr int threads = 32 * warps;
 constexpr int stages = 2;  // buffers of K and V
@@ -42,14 +42,14 @@ constexpr int copy_rows = threads / 8;  // rows of a copy pass
 
 // What a warp owns, in blocks of 16 x 16.
 constexpr int row_blocks = Br / warps / 16;  // its query rows
-constexpr int slice = 32;  // keys at once
+constexpr int slice = 48;  // keys at once
 constexpr int own_blocks = columns / 16;  // its columns of dQ: all
 
 // Bytes from the start of shared memory.
 constexpr int Q_smem = 0;  // [128][96]
 constexpr int dO_smem = 26624;  // [128][96]
-constexpr int K_smem = 53248;  // [2][32][96]
-constexpr int V_smem = 66560;  // [2][32][96]
+constexpr int K_smem = 53248;  // [2][48][96]
+constexpr int V_smem = 73216;  // [2][48][96]
 
 constexpr int K_to_V = V_smem - K_smem;  // from a place in a K tile to the same place in its V tile
 constexpr int Q_to_dO = dO_smem - Q_smem;
