@@ -21,7 +21,7 @@ from .spec.tile import Tile
 from .study import Claim, Study, open_study
 
 AHEAD = 2 * WORKERS  # tiles asked for before the oldest is told; fixed, so that the seed alone fixes the search
-WIDE = 128  # of the head dimension
+WIDE = 128  # head dimension above which a kernel is to spill no register at all, not only none in a loop
 ALIKE = 10  # failures in a row, of one kind and with nothing valid before them, that end a search
 
 
@@ -141,7 +141,7 @@ def _best(
     ranked: Sequence[Candidate],
     verify: Callable[[KernelSpec], str],
 ) -> Winner:
-    """The first of `ranked` that `verify` accepts, of those that spill no register in their loop if there is one.
+    """The first of `ranked` that `verify` accepts, of those that do not spill (see _spills) if there is one.
 
     Raises NothingFound with counts and the first message of each.
     """

@@ -2,7 +2,7 @@
 
 python tools/find_spills.py [--kernels forward,dq] [--gpus a100,h100-sxm] [--d 64,128] [--dtypes bf16,fp16]
 
-What was known of these is forgotten first. Of d > 128 no spill is let pass outside of loops either.
+What was known of these is forgotten first. Of wide heads (choose.WIDE) no spill is let pass outside of loops either.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
+from flashsmith.choose import WIDE
 from flashsmith.compile import Binary, compile_source
 from flashsmith.render import render
 from flashsmith.sass import disassemble
@@ -38,7 +39,7 @@ def spilling(case: tuple[str, KernelName, int, bool, str]) -> list[str]:
         problem, gpu = Problem(dtype=dtype, d=d, causal=causal), GPUS[name]  # type: ignore[arg-type]
         spec = KernelSpec.of(kernel, problem, default_tile(kernel, problem, gpu), gpu.sm)
         binary = compile_source(render(spec))
-        if binary.spill_bytes == 0 or (d <= 128 and not spilling_loops(binary)):
+        if binary.spill_bytes == 0 or (d <= WIDE and not spilling_loops(binary)):
             return found
         found.append(spill_key(spec))
         known_spills().add(found[-1])
