@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from . import compat
     from .huggingface import register_transformers
     from .load import Loaded, load_best, load_pass
-    from .operator.op import attention
+    from .operator.op import attention, attention_varlen
 
 __all__ = [
     "FlashsmithError",
     "Loaded",
     "Problem",
     "attention",
+    "attention_varlen",
     "compat",
     "load_best",
     "load_pass",
@@ -31,6 +32,7 @@ __all__ = [
 _HOME = {
     "Loaded": ".load",
     "attention": ".operator.op",
+    "attention_varlen": ".operator.op",
     "load_best": ".load",
     "load_pass": ".load",
     "register_transformers": ".huggingface",

@@ -129,7 +129,7 @@ def _call(problem: Problem, which: Pass, attend: Attend, device: str) -> Callabl
     """One forward, or one backward of a forward that was made before."""
     import torch
 
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.dtype]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[problem.dtype]
     shape = (problem.B, problem.Hq, problem.Nq, problem.d)
     generator = torch.Generator(device).manual_seed(0)
     q, k, v, dO = (torch.randn(shape, dtype=dtype, device=device, generator=generator) for _ in range(4))

@@ -51,10 +51,10 @@ def catalog(folders: Sequence[Path], gpus: Iterable[str] = tuple(GPUS)) -> tuple
 
 def _lengths(record: Record) -> tuple[object, ...]:
     """What a load asks for."""
-    return (record.gpu, record.kernel, record.dtype, record.d, record.causal, record.Nq, record.Nk)
+    return (record.gpu, record.kernel, record.text, record.Nq, record.Nk)
 
 
 def _order(entry: Entry) -> tuple[object, ...]:
     r = entry.record
     gpu = list(GPUS).index(r.gpu) if r.gpu in GPUS else len(GPUS)
-    return (gpu, KERNELS.index(r.kernel), r.dtype, r.d, r.causal, r.Nq, r.Nk)
+    return (gpu, KERNELS.index(r.kernel), r.dtype, r.d, r.causal, r.text, r.Nq, r.Nk)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .compile import Binary
 from .engines.engine import Engine
+from .given import F64, Ints
+from .inputs import Inputs, extras_of, given_of, make_inputs
 from .plain import plain_attention
-from .reference import F64, Result, attention
-from .run import Forward, run_backward, run_forward
+from .reference import Result, attention
+from .run import Extras, Forward, Gradients, run_backward, run_forward
 from .spec.dtype import EPSILON, round_to, widen
 from .spec.kernel import KernelName
 from .spec.problem import Dtype, Pass, Problem
 
 FACTOR = 2.0  # a kernel's error may be this many times that of plain attention in the same dtype
 FLOOR = 1e-5  # plus this
+SUM_BOUND = 1e-6  # of a table's gradient: relative to the sizes of what is added up in fp32
 STATISTICS_BOUND = 2e-6  # relative to 1 + |m|: fp32 scores, whatever the dtype of the inputs
-
-Bits = NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +64,6 @@ class Verdict:
         return "; ".join([*faults, *self.races])
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """q, dO [B, Hq, Nq, d]; k, v [B, Hk, Nk, d]; as the bits of the dtype."""
-
-    q: Bits
-    k: Bits
-    v: Bits
-    dO: Bits
-
-
-def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
-    """Normal numbers shifted by 1/2: with a mean of zero, sums cancel and a relative error means nothing."""
-    random = np.random.default_rng(seed)
-    queries = (problem.B, problem.Hq, problem.Nq, problem.d)
-    keys = (problem.B, problem.kv_heads, problem.keys, problem.d)
-    return Inputs(
-        *(round_to(random.standard_normal(shape) + 0.5, problem.dtype) for shape in (queries, keys, keys, queries))
-    )
-
-
 def check(
     problem: Problem, which: Pass, binaries: Mapping[KernelName, Binary], engine: Engine, inputs: Inputs | None = None,
     *, parts: int = 1,
@@ -91,39 +72,75 @@ def check(
 
     A forward by parts cuts the keys into `parts`.
 
-    The bound of O, dQ, dK and dV is twice the error of plain attention plus 1e-5 plus half a unit in the last place of
-    the largest value: what rounding the right answer costs. The backward runs on the rounded forward of the reference.
+    The bound of O and of gradients is twice the error of plain attention plus 1e-5 plus half a unit in the last place
+    of the largest value: what rounding the right answer costs. The backward runs on the reference's rounded forward;
+    where float64 on that same forward is further off than plain attention, that error counts in its place.
     """
     x = inputs or make_inputs(problem)
     scale, dtype = problem.softmax_scale, problem.dtype
-    exact = attention(*(widen(a, dtype) for a in (x.q, x.k, x.v, x.dO)), scale=scale, causal=problem.causal)
-    plain = plain_attention(x.q, x.k, x.v, x.dO, dtype=dtype, scale=scale, causal=problem.causal)
+    given = given_of(problem, x)
+    wide = [widen(a, dtype) for a in (x.q, x.k, x.v, x.dO)]
+    exact = attention(*wide, scale=scale, causal=problem.causal, given=given)
+    plain = plain_attention(x.q, x.k, x.v, x.dO, dtype=dtype, scale=scale, causal=problem.causal, given=given)
+    extras = extras_of(problem, x, engine)
     q, k, v = (engine.tensor(a) for a in (x.q, x.k, x.v))
     if which == "forward":
         lazy = any(getattr(binary.spec.tile, "lazy", False) for binary in binaries.values())
-        out = run_forward(engine, binaries, q, k, v, scale, parts=parts)
+        out = run_forward(engine, binaries, q, k, v, scale, parts=parts, extras=extras)
         O, m, l = (engine.read(t) for t in (out.O, out.m, out.l))
-        lines = [_line("O", widen(O, dtype), exact, plain, dtype), *_statistics(m, l, exact, plain, lazy)]
+        lines = [_line("O", widen(O, dtype), exact.O, plain.O, dtype=dtype), *_statistics(m, l, exact, plain, lazy)]
     else:
         saved = Forward(
             engine.tensor(round_to(exact.O, dtype)),
             engine.tensor(exact.m.astype(np.float32)),
             engine.tensor(exact.l.astype(np.float32)),
         )
-        gradients = run_backward(engine, binaries, q, k, v, saved, engine.tensor(x.dO), scale)
+        # delta = rowsum(dO o O) of the rounded O: what rounding moves it by, a gradient of lse moves it by.
+        moved = (wide[3] * (exact.O - widen(round_to(exact.O, dtype), dtype))).sum(axis=-1)
+        rounded = attention(*wide, scale=scale, causal=problem.causal, given=given, dlse=moved)
+        gradients = run_backward(engine, binaries, q, k, v, saved, engine.tensor(x.dO), scale, extras=extras)
         got = {name: widen(engine.read(getattr(gradients, name)), dtype) for name in ("dQ", "dK", "dV")}
-        lines = [_line(name, values, exact, plain, dtype) for name, values in got.items()]
+        lines = [
+            _line(name, values, *(getattr(result, name) for result in (exact, plain, rounded)), dtype=dtype)
+            for name, values in got.items()
+        ]
+        lines += _shared_lines(engine, gradients, extras, exact, plain, rounded, dtype)
+        if x.k_lens is not None:
+            lines.append(_beyond(got, x.k_lens))
     return Verdict(
         problem=problem, which=which, engine=engine.name, lines=tuple(lines), races=_races(engine),
         kernels=tuple(binary.spec.key for binary in binaries.values()),
     )  # fmt: skip
 
 
-def _line(name: str, got: F64, exact: Result, plain: Result, dtype: Dtype) -> Line:
-    want = getattr(exact, name)
-    of_plain = _largest(getattr(plain, name) - want)
-    bound = FACTOR * of_plain + FLOOR + EPSILON[dtype] * _largest(want)
-    return Line(name, _largest(got - want), of_plain, bound)
+def _shared_lines(
+    engine: Engine, gradients: Gradients, extras: Extras, exact: Result, plain: Result, rounded: Result, dtype: Dtype
+) -> list[Line]:
+    """Gradients of what all rows share: sinks, each row's part added up, and tables."""
+    lines = []
+    wanted = [result.dsinks for result in (exact, plain, rounded) if result.dsinks is not None]
+    if gradients.dsinks is not None:
+        got = engine.read(gradients.dsinks).sum(axis=(0, 2), dtype=np.float64)
+        lines.append(_line("dsinks", got, *wanted, dtype=dtype))
+    for name, want in exact.dtables.items():
+        got = engine.read(extras.grads[name]).astype(np.float64)
+        line = _line(f"dtable_{name}", got, want, plain.dtables[name], rounded.dtables[name], dtype=dtype)
+        lines.append(replace(line, bound=line.bound + SUM_BOUND * _largest(exact.dtable_sizes[name])))
+    return lines
+
+
+def _beyond(got: Mapping[str, F64], k_lens: Ints) -> Line:
+    """dK and dV of keys past the end of their sequence are 0, to the bit."""
+    beyond = np.arange(got["dK"].shape[2]) >= k_lens[:, None]  # [B, Nk]
+    worst = max(_largest(got[name].swapaxes(1, 2)[beyond]) for name in ("dK", "dV"))
+    return Line("dK and dV beyond k_lens", worst, 0.0, 0.0)
+
+
+def _line(name: str, got: F64, want: F64, *others: F64, dtype: Dtype) -> Line:
+    """`others`: by plain attention, and of a gradient by float64 on the rounded forward."""
+    error = max(_largest(other - want) for other in others)
+    bound = FACTOR * error + FLOOR + EPSILON[dtype] * _largest(want)
+    return Line(name, _largest(got - want), _largest(others[0] - want), bound)
 
 
 def _statistics(

@@ -16,7 +16,7 @@ from .spec.gpu import Gpu
 from .spec.problem import Problem
 
 COUNTED_N = (128, 256)  # two lengths, so that growth shows: twice the length, twice the bytes
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class Measured:
 
 def count_forward(problem: Problem, gpu: Gpu, lengths: tuple[int, ...] = COUNTED_N) -> tuple[Counted, ...]:
     """Run the forward that serves `problem` at short lengths, one batch, on the emulator, and count its stores."""
-    from .check import make_inputs
     from .engines.emulated import EmulatedEngine
+    from .inputs import make_inputs
     from .run import run_forward
 
     found = []

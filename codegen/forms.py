@@ -111,6 +111,6 @@ def _reason(form: Form, ms: dict[str, float], pair: _Pair) -> str:
 
 def _problem(record: Record) -> Problem:
     return Problem(
-        dtype=record.dtype, d=record.d, causal=record.causal, B=record.B, Hq=record.Hq, Hk=record.Hk,
-        Nq=record.Nq, Nk=record.Nk,
+        dtype=record.dtype, d=record.d, dv=record.dv or None, causal=record.causal, B=record.B, Hq=record.Hq,
+        Hk=record.Hk, Nq=record.Nq, Nk=record.Nk,
     )  # fmt: skip

@@ -12,10 +12,9 @@ from typing import Literal
 
 from .errors import UsageError
 from .spec.gpu import Gpu
-from .spec.problem import Problem
+from .spec.problem import ELEMENT_BYTES, Problem
 
 Way = Literal["standard", "flash"]
-ELEMENT = 2  # bytes of a 16-bit float
 STATISTIC = 4  # bytes of m, and of l, for each row: float32
 GB = 1e9
 GRANULE = 128  # lengths are searched in steps of a tile
@@ -57,8 +56,9 @@ def ledger(problem: Problem) -> Ledger:
     (2147483648, 262144)
     """
     rows, keys = problem.B * problem.Hq * problem.Nq, problem.B * problem.kv_heads * problem.keys
-    q, kv = rows * problem.d * ELEMENT, keys * problem.d * ELEMENT
-    return Ledger(q=q, k=kv, v=kv, O=q, P=rows * problem.keys * ELEMENT, m=rows * STATISTIC, l=rows * STATISTIC)
+    element = ELEMENT_BYTES[problem.dtype]
+    q, kv = rows * problem.d * element, keys * problem.d * element
+    return Ledger(q=q, k=kv, v=kv, O=q, P=rows * problem.keys * element, m=rows * STATISTIC, l=rows * STATISTIC)
 
 
 def longest(problem: Problem, gpu: Gpu, way: Way) -> int:

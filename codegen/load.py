@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import paths
 from .compile import Binary, compile_source
-from .errors import NoTunedKernel, UsageError
+from .errors import BadProblem, NoTunedKernel, UsageError
 from .forms import COMPARED, Choice, choose_form
 from .lookup import Rung, Step, fitting, steps, warn_once
 from .parts import choose_parts
@@ -20,7 +20,7 @@ from .spec.defaults import default_tile
 from .spec.forward_defaults import of_partial
 from .spec.gpu import Gpu, served_gpu
 from .spec.kernel import KernelName, KernelSpec
-from .spec.limits import why_illegal
+from .spec.limits import check_dtype, why_illegal
 from .spec.problem import Pass, Problem
 from .spec.record import Evidence, Record, record_path
 from .spec.tile import ForwardTile, Tile
@@ -66,16 +66,18 @@ def load_best(problem: Problem, kernel: KernelName, gpu: str | Gpu = "auto", fol
     """The best kernel for `problem`.
 
     An exact record; else the record of the nearest length on the same GPU; else a record of a GPU of the same class
-    (sm, shared memory, tensor rate); else a default computed by arithmetic. dtype, d, mask, kernel and sm are never
-    approximated, and a tile for many query rows serves no few, nor the other way round. Records in `folder` (by default
-    the user's) go before those that the package ships. Anything but an exact record is named in one warning for each
-    GPU, problem and rung; with FLASHSMITH_STRICT=1 it is an error.
+    (sm, shared memory, tensor rate); else, for features that take few registers, one of the problem without them; else
+    a default computed by arithmetic. dtype, d, mask, kernel and sm are never approximated, and a tile for many query
+    rows serves no few, nor the other way round. Records in `folder` (by default the user's) go before those that the
+    package ships. Anything but an exact record is named in one warning for each GPU, problem and rung; with
+    FLASHSMITH_STRICT=1 it is an error.
 
     Raises UnknownGpu, BadProblem; NoTunedKernel if not even the default fits, or in strict mode.
     """
     target = served_gpu(gpu) if isinstance(gpu, str) else gpu
     tuned = folder or paths.user_tuned_dir()
     looked_for = record_path(tuned, target.key)
+    check_dtype(problem.dtype, target)
     if kernel in UNTUNED:
         return _default(problem, kernel, target, f"{kernel} is not tuned")
     for step in ladder(problem, kernel, target, tuned):
@@ -112,6 +114,8 @@ def pass_form(
 
 def forward_form(problem: Problem, target: Gpu, folder: Path | None = None) -> Choice:
     """Whether the keys of `problem` are cut into parts, and into how many: by what blocks of its tile leave idle."""
+    if not problem.features.plain or problem.dv:
+        return Choice(form="whole", reason="whole: keys are parted in plain and causal attention with d = dv alone")
     return choose_parts(load_best(problem, "partial", target, folder).spec, problem, target)
 
 
@@ -119,9 +123,19 @@ def backward_form(
     problem: Problem, target: Gpu, deterministic: bool = False, folder: Path | None = None
 ) -> Choice:  # fmt: skip
     """Whether the fused or the split backward serves `problem`: the faster by the records, split if it must be."""
+    if deterministic and problem.score_mod and problem.score_mod.grads:
+        names = ", ".join(table.name for table in problem.score_mod.grads)
+        raise BadProblem(
+            f"deterministic: the gradient of {names} is added up by atomics, in another order in every run. Ask for no "
+            "gradient of it, or leave deterministic out."
+        )
     if deterministic:
         return Choice(form="split", reason="split: deterministic gradients were asked for")
     folders = (folder or paths.user_tuned_dir(), paths.shipped_tuned_dir())
+    try:
+        default_tile("fused", problem, target)
+    except NoTunedKernel as error:
+        return Choice(form="split", reason=f"split: {error}")
     records = (r for kernel in COMPARED for r in fitting(problem, kernel, target, folders, why_stale))
     return choose_form(records, problem, target)
 
@@ -167,8 +181,7 @@ def _of_lower_rung(
     """Warn once that no exact record serves; in strict mode raise NoTunedKernel."""
     lengths = f"Nq={problem.Nq} Nk={problem.keys}"
     missing = f"{looked_for} has no record of {TILE_FROM.get(kernel, kernel)} {problem.text} {lengths} for {target.key}"
-    remedy = f"`flashsmith tune --gpu {target.key} --dtype {problem.dtype} --d {problem.d}"
-    remedy += f"{' --causal' if problem.causal else ''} --nq {problem.Nq} --nk {problem.keys}` makes one"
+    remedy = f"`flashsmith tune --gpu {target.key} {problem.options} --nq {problem.Nq} --nk {problem.keys}` makes one"
     if strict():
         raise NoTunedKernel(f"{missing}, and FLASHSMITH_STRICT=1 allows nothing else. {remedy}.")
     warn_once((target.key, problem.text, rung), f"{missing}; {instead} ({rung}). {remedy}.")

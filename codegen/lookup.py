@@ -6,21 +6,22 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from .errors import LowerRung, StaleRecord
+from .spec.feature_shape import why_not_cheap
 from .spec.forward_defaults import SHORT, short_forward
 from .spec.gpu import GPUS, Gpu
-from .spec.kernel import KernelName
+from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import why_illegal
 from .spec.problem import Problem
 from .spec.record import Record, read_records, record_path
 from .spec.tile import ForwardTile
 
-Rung = Literal["record", "near length", "same class", "default"]
+Rung = Literal["record", "near length", "same class", "without features", "default"]
 WhyStale = Callable[[Record], str | None]
 
 
@@ -45,12 +46,30 @@ def steps(
     """The files of each rung in order, read when they are reached.
 
     Of the same GPU a record of these lengths, then of the nearest; then of GPUs of the same sm, shared memory and rate.
+    For features that take few registers, the same again for the problem without them.
     A record that is stale or of another part is passed over with one warning that names the field.
     """
     own: list[tuple[Rung, str]] = [("record", target.key), ("near length", target.key)]
     for rung, name in (*own, *_same_class(target)):
         for path in (record_path(folder, name) for folder in folders):
             yield _look(rung, path, name, problem, kernel, target, why_stale)
+    if problem.features.plain:
+        return
+    for name in (target.key, *(name for _, name in _same_class(target))):
+        for path in (record_path(folder, name) for folder in folders):
+            step = _look("without features", path, name, problem.plain, kernel, target, why_stale)
+            yield _with_features(step, problem, target)
+
+
+def _with_features(step: Step, problem: Problem, target: Gpu) -> Step:
+    """The step, unless its tile does not go with the features of `problem`, or may spill with them."""
+    if step.record is None:
+        return step
+    spec = KernelSpec.of(step.record.kernel, problem, step.record.tile, target.sm)
+    why = why_illegal(spec, target)
+    if why is None and why_not_cheap(spec.features):
+        why = f"{why_not_cheap(spec.features)} takes registers that its tile may not have"
+    return step if why is None else replace(step, record=None, why=f"{step.found}: {why}")
 
 
 def fitting(
@@ -134,10 +153,10 @@ def _sorted_out(
     path: Path, name: str, problem: Problem, kernel: KernelName, target: Gpu, why_stale: WhyStale
 ) -> tuple[list[Record], list[str]]:
     """The records of a file that may serve, and why the others of the same kernel and problem may not."""
-    asked = (kernel, problem.dtype, problem.d, problem.causal)
+    asked = (kernel, problem.dtype, problem.d, problem.causal or problem.features.shifted)
     serving, refused = [], []
     for record in _records(path):
-        if (record.kernel, record.dtype, record.d, record.causal) != asked:
+        if (record.kernel, record.dtype, record.d, record.causal) != asked or not record.serves_text_of(problem):
             continue
         reason = why_refused(record, name, target, why_stale)
         if reason is None:

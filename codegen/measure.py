@@ -12,7 +12,7 @@ from .compile import Binary
 from .engines.engine import Engine, Tensor
 from .errors import ImpossibleTime
 from .predict import credited_flops, sizes_of
-from .run import dq_accumulator_floats, grid, pack
+from .run import NOTHING, Extras, dq_accumulator_floats, grid, pack
 from .spec.gpu import Gpu
 from .spec.kernel import KernelName, KernelSpec
 from .spec.problem import Problem
@@ -130,28 +130,18 @@ def floor_seconds(spec: KernelSpec, problem: Problem, gpu: Gpu) -> float:
     """Half the time that the visible products take at the tensor peak, or the inputs at the memory's bandwidth."""
     if spec.kernel not in PRODUCTS:
         return 0.0
-    flops = 2.0 * PRODUCTS[spec.kernel] * problem.B * problem.Hq * problem.d * visible_pairs(problem)
+    of_d, of_dv = PRODUCTS[spec.kernel]
+    columns = of_d * problem.d + of_dv * problem.value_dim
+    flops = 2.0 * columns * problem.B * problem.Hq * problem.visible_pairs()
     rows = problem.B * problem.kv_heads * problem.keys * (min(problem.Nq, problem.keys) > 0)
     input_bytes = 2 * 2.0 * rows * problem.d  # K and V, read once
     return FLOOR_SHARE * max(flops / (gpu.peak_tflops * 1e12), input_bytes / (gpu.hbm_gbs * 1e9))
 
 
-def visible_pairs(problem: Problem) -> int:
-    """Pairs of query and key of one head that the mask lets through.
-
-    >>> visible_pairs(Problem(dtype="bf16", d=64, causal=True, Nq=3, Nk=4))
-    9
-    """
-    Nq, Nk = problem.Nq, problem.keys
-    if not problem.causal:
-        return Nq * Nk
-    first, rows = max(1, Nk - Nq + 1), min(Nq, Nk)  # keys of the first row that sees any; rows that do
-    return rows * (first + Nk) // 2
-
-
 def launcher(
-    engine: Engine, binary: Binary, problem: Problem, tensors: dict[str, Tensor], clear: Callable[[Tensor], None]
-) -> Callable[[], None]:
+    engine: Engine, binary: Binary, problem: Problem, tensors: dict[str, Tensor], clear: Callable[[Tensor], None],
+    extras: Extras = NOTHING,
+) -> Callable[[], None]:  # fmt: skip
     """One launch of `binary` on tensors that are there already, its arguments packed once.
 
     `tensors`, which the caller keeps alive, has those of the kernel's signature but dQ_acc, which depends on the tile;
@@ -162,7 +152,7 @@ def launcher(
     if spec.kernel == "fused":
         accumulator = engine.zeros((dq_accumulator_floats(spec, sizes),), "float32")
         tensors = {**tensors, "dQ_acc": accumulator}
-    args = pack(spec, tensors, sizes, problem.softmax_scale)
+    args = pack(spec, tensors, sizes, problem.softmax_scale, extras)
     kernel, blocks = engine.load(binary), grid(spec, sizes)
 
     def launch() -> None:

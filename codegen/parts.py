@@ -15,7 +15,7 @@ from .spec.forward_shape import forward_registers
 from .spec.gpu import Gpu
 from .spec.kernel import KernelSpec
 from .spec.limits import MAX_REGISTERS, blocks_per_sm
-from .spec.problem import Problem
+from .spec.problem import ELEMENT_BYTES, Problem
 from .spec.tile import ForwardTile
 from .work import moved_bytes, tile_flops, tiles_per_block
 
@@ -62,8 +62,8 @@ def _resident(spec: KernelSpec, gpu: Gpu) -> int:
 def _seconds(spec: KernelSpec, problem: Problem, gpu: Gpu, tiles: int, parts: int) -> float:
     """What the launches of so many parts take, if every block sees `tiles` K/V tiles of the head."""
     tile, sizes = _tile(spec), sizes_of(problem, parts)
-    copying = 2 * tile.Bc * 2 * spec.d / gpu.l2_bytes_clk  # clocks a tile, K and V
-    multiplying = tile_flops(spec) / gpu.tensor_flops_clk
+    copying = 2 * tile.Bc * ELEMENT_BYTES[spec.dtype] * spec.d / gpu.l2_bytes_clk  # clocks a tile, K and V
+    multiplying = tile_flops(spec) / gpu.tensor_flops_clk * (2 if spec.fp32 else 1)  # TF32 at half the rate of 16 bits
     alone = max(copying, multiplying * max(1.0, 4 / tile.warps)) + WAIT_CLOCKS  # an SM has four tensor cores
     shared = max(copying, multiplying / TENSOR_SHARE)
 

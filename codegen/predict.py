@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from .compile import Binary
 from .run import Sizes, grid
-from .sass import Board, Work, as_measured, constants_version, disassemble, predict_time
+from .sass import COMPARED, Board, Work, as_measured, constants_version, disassemble, memory_path, predict_time
 from .spec.gpu import REGISTERS_PER_SM, Gpu
 from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import smem_bytes
@@ -18,7 +18,7 @@ from .work import PRODUCTS, cleared_bytes, masked_share, moved_bytes, tile_flops
 
 # Raise it when a constant or a rule changes: records carry it. Constants that were measured name their GPU and date.
 MODEL = "issue-model 2" + constants_version()
-ERROR = 0.06  # mean error on GPUs whose kernels no constant was fitted to; the worst was 0.16
+ERROR = 0.06  # mean error on GPUs whose kernels no constant was fitted to; the worst was 0.16. Ask error_of
 NOISE = 0.05  # relative: predicted times that are closer are equal (docs/model.md)
 
 NEGLIGIBLE = 0.02  # share of masked tiles below which their extra code is not timed
@@ -80,12 +80,28 @@ def pass_tflops(predictions: tuple[Prediction, ...], which: Pass, problem: Probl
 
 def credited_flops(spec: KernelSpec, problem: Problem) -> float:
     """FLOPs of a kernel's own matrix products, half of them when causal."""
-    return problem.flops("forward") / 2 * PRODUCTS.get(spec.kernel, 0)
+    of_d, of_dv = PRODUCTS.get(spec.kernel, (0, 0))
+    columns = problem.d + problem.value_dim
+    return problem.flops("forward") / columns * (of_d * problem.d + of_dv * problem.value_dim)
 
 
 def sizes_of(problem: Problem, parts: int = 1) -> Sizes:
-    """The launch sizes of a problem."""
-    return Sizes(B=problem.B, Hq=problem.Hq, Hk=problem.kv_heads, Nq=problem.Nq, Nk=problem.keys, parts=parts)
+    """The launch sizes of a problem; all sequences as long as the longest."""
+    left, right = problem.bounds
+    return Sizes(
+        B=problem.B, Hq=problem.Hq, Hk=problem.kv_heads, Nq=problem.Nq, Nk=problem.keys, parts=parts,
+        left=left or 0, right=right or 0, all_q=problem.B * problem.Nq if problem.lengths == "packed" else None,
+    )  # fmt: skip
+
+
+def error_of(gpu: Gpu) -> float | None:
+    """The mean relative error of predictions for `gpu`; None where none was ever held against a measurement.
+
+    >>> from .spec.gpu import find_gpu
+    >>> error_of(find_gpu("a100")), error_of(find_gpu("t4"))
+    (0.06, None)
+    """
+    return ERROR if gpu.sm in COMPARED else None
 
 
 def board_of(gpu: Gpu) -> Board:
@@ -94,6 +110,7 @@ def board_of(gpu: Gpu) -> Board:
         name=gpu.key, sm=gpu.sm, sms=gpu.sms, clock_ghz=gpu.clock_ghz, tensor_flops_per_clock_sm=gpu.tensor_flops_clk,
         smem_per_sm_bytes=gpu.smem_sm_bytes, max_threads_per_sm=gpu.threads_sm, registers_per_sm=REGISTERS_PER_SM,
         l2_bytes_per_clock_sm=gpu.l2_bytes_clk, l2_latency=gpu.l2_latency, hbm_gb_per_s=gpu.hbm_gbs,
+        path=memory_path(gpu.sm),
     )  # fmt: skip
     return as_measured(board)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .errors import CannotPredict, UsageError
-from .predict import ERROR, MODEL, board_of
+from .predict import MODEL, board_of, error_of
 from .sass import BadCubin, DoesNotFit, Function, KernelTime, Listing, SassError, Work, disassemble, predict_time
 from .spec.gpu import Gpu
 
@@ -75,7 +75,7 @@ def predict_cubin(cubin: bytes, launch: Launch, gpu: Gpu, name: str | None = Non
     return CubinPrediction(
         function=function.name, target=listing.target, gpu=gpu.key, time=time, rare_share=launch.rare_share,
         rare_instructions=max(0, len(function.trace.loop) - len(function.short_trace.loop)),
-        mean_error=None if function.trace.uses_warpgroups else ERROR,
+        mean_error=None if function.trace.uses_warpgroups else error_of(gpu),
     )  # fmt: skip
 
 

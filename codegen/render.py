@@ -8,6 +8,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 
 from .errors import RenderError
+from .modify import modification
 from .spec import backward_shape, limits, order
 from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import smem_bytes
@@ -53,7 +54,8 @@ def render(spec: KernelSpec) -> Source:
     """The CUDA text of `spec`: the same bytes for the same spec, on any machine. Raises RenderError."""
     name = TEMPLATES[spec.kernel]
     text = render_template(
-        name, spec.key, spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, order=order
+        name, spec.key, spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, order=order,
+        mod=modification(spec),
     )  # fmt: skip
     return Source(spec, text)
 

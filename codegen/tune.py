@@ -107,12 +107,12 @@ def _verified(folder: Path, job: Job, spec: KernelSpec) -> bool:
 def _refuse_to_replace(folder: Path, kernel: KernelName, problem: Problem, gpu: Gpu) -> None:
     """A predicted time says less than a measured one of the same text."""
     path = record_path(folder, gpu.key)
-    asked = (kernel, problem.dtype, problem.d, problem.causal, problem.Nq, problem.keys)
+    asked = (kernel, problem.Nq, problem.keys)
     for record in read_records(path):
-        at = (record.kernel, record.dtype, record.d, record.causal, record.Nq, record.Nk)
+        at = (record.kernel, record.Nq, record.Nk)
         shape = (record.B, record.Hq, record.Hk) == (problem.B, problem.Hq, problem.kv_heads)
         fresh = record.evidence.kind == "measured" and source_sha256(record.spec) == record.source_sha256
-        if at == asked and shape and fresh:
+        if at == asked and record.serves_text_of(problem) and shape and fresh:
             raise UsageError(
                 f"{path} holds a measured record for this ({record.evidence.by}); a predicted one does not replace it. "
                 "Name another folder with --out."
@@ -133,6 +133,7 @@ def record_of(winner: Winner, problem: Problem, gpu: Gpu, *, seed: int) -> Recor
     tried = [(c.tile, valid(c.tile, c.time)) for c in winner.candidates]
     return Record(
         gpu=gpu.key, sm=gpu.sm, kernel=spec.kernel, dtype=spec.dtype, d=spec.d, causal=spec.causal,
+        dv=0 if spec.dv == spec.d else spec.dv, features=spec.features,
         B=problem.B, Hq=problem.Hq, Hk=problem.kv_heads, Nq=problem.Nq, Nk=problem.keys, tile=spec.tile,
         evidence=Evidence(
             kind=time.kind, time_ms=_ms(time), tflops=round(time.tflops, 1), spread=round(time.spread, 3), by=time.by,

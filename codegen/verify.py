@@ -39,7 +39,8 @@ def why_wrong(
     which: Pass = "forward" if kernels in (FORWARD, PARTS) else "backward"
     binaries = {name: binary if name == spec.kernel else companion(name, spec, problem, gpu) for name in kernels}
     for Nq, Nk in shapes:
-        small = replace(problem, B=1, Hq=2, Hk=1, Nq=Nq, Nk=Nk)
+        B = 1 if problem.lengths == "uniform" else 3  # of different lengths, one with nothing
+        small = replace(problem, B=B, Hq=2, Hk=1, Nq=Nq, Nk=Nk)
         verdict = check(small, which, binaries, engine(), parts=CUT)
         if not verdict.ok:
             return f"Nq={Nq}, Nk={Nk}: {verdict.reason}"

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from .run import Sizes, dq_accumulator_floats, row_tiles
-from .spec.backward_shape import padded_columns
+from .spec.backward_shape import padded_columns, value_columns
 from .spec.kernel import STATS, KernelName, KernelSpec
 from .spec.order import head_by_head, heads_together, launch_order
+from .spec.problem import ELEMENT_BYTES
 from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile
 
-# Matrix products of a kernel: S, P V forward; S, dP, dV, dK, dQ backward, S and dP twice when it is split.
-PRODUCTS: dict[KernelName, int] = {"forward": 2, "partial": 2, "fused": 5, "dkdv": 4, "dq": 3}
+# Matrix products of a kernel, with d and with dv columns: S, P V forward; S, dK, dQ, dP, dV backward, S and dP twice
+# when it is split.
+PRODUCTS: dict[KernelName, tuple[int, int]] = {
+    "forward": (1, 1), "partial": (1, 1), "fused": (3, 2), "dkdv": (2, 2), "dq": (2, 1),
+}  # fmt: skip
 
 
 def tile_flops(spec: KernelSpec) -> float:
     """FLOPs that the tensor cores execute for one tile, masked or not.
 
-    forward and partial end an odd d / 8 with a half step; the others pad d to whole blocks.
+    forward and partial end an odd d / 8 with a half step; the others pad d to whole blocks. A product of fp32 is three
+    of TF32.
     """
-    columns = spec.d if isinstance(spec.tile, ForwardTile) else padded_columns(spec)
-    return PRODUCTS[spec.kernel] * 2.0 * spec.tile.Br * spec.tile.Bc * columns  # type: ignore[union-attr]
+    of_d, of_dv = PRODUCTS[spec.kernel]
+    whole = isinstance(spec.tile, ForwardTile)
+    columns = of_d * (spec.d if whole else padded_columns(spec)) + of_dv * (spec.dv if whole else value_columns(spec))
+    times = 3 if spec.fp32 else 1
+    return columns * times * 2.0 * spec.tile.Br * spec.tile.Bc  # type: ignore[union-attr]
 
 
 def tiles_per_block(spec: KernelSpec, sizes: Sizes) -> tuple[int, ...]:
@@ -32,18 +40,38 @@ def masked_share(spec: KernelSpec, sizes: Sizes) -> float:
     return sum(masked for _, masked in walks) / max(1, sum(tiles for tiles, _ in walks))
 
 
+def skipped_tiles(spec: KernelSpec, sizes: Sizes) -> tuple[int, int]:
+    """Tiles of a head that no block walks over, because no query of theirs sees a key of theirs; and all of them.
+
+    Of one K/V head in kernels that own keys. Sequences of different lengths count as long as the longest.
+    """
+    tile = spec.tile
+    if isinstance(tile, KeyBlockTile) and spec.kernel != "convert":
+        group = sizes.Hq // sizes.Hk
+        walks = [_walk_queries(spec, sizes, tile, j) for j in range(_ceil(sizes.Nk, tile.Bc))]
+        every = _ceil(sizes.Nk, tile.Bc) * _ceil(sizes.Nq, tile.Br) * group
+    elif isinstance(tile, ForwardTile | QueryBlockTile):
+        rows = row_tiles(tile, sizes) if isinstance(tile, ForwardTile) else _ceil(sizes.Nq, tile.Br)
+        walks = [_walk_keys(spec, sizes, tile, i) for i in range(rows)]
+        every = rows * _ceil(sizes.Nk, tile.Bc)
+    else:
+        return 0, 0
+    return every - sum(tiles for tiles, _ in walks), every
+
+
 def moved_bytes(spec: KernelSpec, sizes: Sizes) -> float:
     """Bytes that a kernel without matrix products reads and writes; that a forward does if it reads K and V once."""
-    rows = sizes.B * sizes.Hq * sizes.Nq
-    O, parts = rows * (2 * spec.d + 8), rows * sizes.parts * (4 * spec.d + 8)  # with m and l
+    rows, row_bytes = sizes.B * sizes.Hq * sizes.Nq, ELEMENT_BYTES[spec.dtype] * spec.d
+    value_bytes = ELEMENT_BYTES[spec.dtype] * spec.dv  # of a row of V or O
+    O, parts = rows * (value_bytes + 8), rows * sizes.parts * (4 * spec.d + 8)  # with m and l
     if spec.kernel in ("forward", "partial"):
-        read = rows * 2 * spec.d + sizes.B * sizes.Hk * sizes.Nk * 2 * 2 * spec.d
+        read = rows * row_bytes + sizes.B * sizes.Hk * sizes.Nk * (row_bytes + value_bytes)
         return read + (O if spec.kernel == "forward" else parts)
     if spec.kernel == "combine":
         return parts + O
     if spec.kernel == "delta":
-        return rows * (2 * 2 * spec.d + 8) + sizes.stats_rows * STATS * 4
-    return dq_accumulator_floats(spec, sizes) * 4 + rows * spec.d * 2  # convert
+        return rows * (2 * row_bytes + 8) + sizes.stats_rows * STATS * 4
+    return dq_accumulator_floats(spec, sizes) * 4 + rows * row_bytes  # convert
 
 
 def cleared_bytes(spec: KernelSpec, sizes: Sizes) -> float:
@@ -72,13 +100,18 @@ def _walks(spec: KernelSpec, sizes: Sizes) -> list[tuple[int, int]]:
 
 def _walk_keys(spec: KernelSpec, sizes: Sizes, tile: ForwardTile | QueryBlockTile, i: int) -> tuple[int, int]:
     """Of the block that owns Q tile i: from the last tile that it sees to the first."""
-    offset = sizes.Nk - sizes.Nq
+    offset = _offset(spec, sizes)
     heads = sizes.Hq // sizes.Hk if isinstance(tile, ForwardTile) and tile.packed else 1  # rows of a query
     first, end = i * tile.Br // heads, _ceil((i + 1) * tile.Br, heads)  # of its queries
     seen = max(0, min(sizes.Nk, end + offset)) if spec.causal else sizes.Nk
     in_full = max(0, min(sizes.Nk, first + 1 + offset)) if spec.causal else sizes.Nk  # by its first row
     tiles = _ceil(seen, tile.Bc)
-    return tiles, tiles - in_full // tile.Bc
+    if not spec.features.left:
+        return tiles, tiles - in_full // tile.Bc
+    far = offset - (sizes.right if spec.features.shifted else 0) - sizes.left  # row i sees keys from i + far on
+    start, whole = max(0, first + far) // tile.Bc, max(0, _ceil(min(end, sizes.Nq) - 1 + far, tile.Bc))
+    walked = max(0, tiles - start)
+    return walked, walked - max(0, in_full // tile.Bc - max(start, whole))
 
 
 def _walks_of_parts(spec: KernelSpec, sizes: Sizes, tile: ForwardTile) -> list[tuple[int, int]]:
@@ -97,7 +130,7 @@ def _walks_of_parts(spec: KernelSpec, sizes: Sizes, tile: ForwardTile) -> list[t
 
 def _walk_queries(spec: KernelSpec, sizes: Sizes, tile: KeyBlockTile, j: int) -> tuple[int, int]:
     """Of the block that owns K/V tile j: from the first Q tile that sees it to the last, for each head of the group."""
-    group, rows, offset = sizes.Hq // sizes.Hk, _ceil(sizes.Nq, tile.Br), sizes.Nk - sizes.Nq
+    group, rows, offset = sizes.Hq // sizes.Hk, _ceil(sizes.Nq, tile.Br), _offset(spec, sizes)
     first = min(rows, max(0, j * tile.Bc - offset) // tile.Br) if spec.causal else 0
     last_key = (j + 1) * tile.Bc - 1
     if last_key >= sizes.Nk:
@@ -105,7 +138,19 @@ def _walk_queries(spec: KernelSpec, sizes: Sizes, tile: KeyBlockTile, j: int) ->
     else:  # tiles whose first row does not see the last key
         in_full = min(rows, max(0, _ceil(last_key - offset, tile.Br))) if spec.causal else 0
         masked = max(0, in_full - first)
-    return group * (rows - first), group * masked
+    if not spec.features.left:
+        return group * (rows - first), group * masked
+    far = offset - (sizes.right if spec.features.shifted else 0) - sizes.left  # row i sees keys from i + far on
+    stop = min(rows, max(0, last_key - far + tile.Br) // tile.Br)  # the first tile without a row that sees the last key
+    whole = max(0, j * tile.Bc - far + 1) // tile.Br  # tiles before it see the first key with every row
+    walked = max(0, stop - first)
+    return group * walked, group * (walked - max(0, min(stop, whole) - first - masked))
+
+
+def _offset(spec: KernelSpec, sizes: Sizes) -> int:
+    """The last key that query 0 sees, where a diagonal bounds what queries see: see features."""
+    corner = 0 if spec.features.top_left else sizes.Nk - sizes.Nq
+    return corner + (sizes.right if spec.features.shifted else 0)
 
 
 def _ceil(n: int, step: int) -> int:

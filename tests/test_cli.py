@@ -28,7 +28,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> object:
 
 def test_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "gpus")
-    assert status == 0 and "rtx4090" in out and "described, not served" in out
+    assert status == 0 and "rtx4090" in out and "fp16 only" in out
     listed = run_json(capsys, "gpus")
     assert isinstance(listed, list) and len(listed) == 14 and listed[1]["key"] == "a100"
 
@@ -164,10 +164,10 @@ def test_list_without_records(capsys: pytest.CaptureFixture[str], tmp_path: Path
     ("arguments", "needle"),
     [
         (("tune", "--gpu", "geforce9800", "--d", "64"), "geforce9800"),
-        (("tune", "--gpu", "t4", "--d", "64"), "7.5"),
+        (("tune", "--gpu", "t4", "--d", "64"), "fp16 on t4"),
         (("tune", "--gpu", "a100", "--d", "12"), "d=12"),
         (("tune", "--gpu", "a100", "--d", "64", "--trials", "0"), "--trials 0"),
-        (("tune", "--gpu", "a100", "--d", "64", "--dtype", "fp32"), "fp32"),
+        (("tune", "--gpu", "a100", "--d", "64", "--dtype", "fp8"), "fp8"),
         (("tune", "--gpu", "a100", "--d", "64", "--out", "/dev/null/folder"), "/dev/null/folder"),
         (("render", "forward", "--gpu", "a100", "--tile", "Br=100"), "100"),
         (("render", "forward", "--gpu", "a100", "--tile", "Bx=1"), "Bx"),

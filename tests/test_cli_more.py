@@ -97,7 +97,7 @@ def test_strict_mode_is_exit_1(capsys: pytest.CaptureFixture[str], monkeypatch: 
         (("memory", "--heads", "6", "--kv-heads", "4"), "6 query heads"),
         (("memory", "--n", "many"), "--n"),
         (("memory", "--gpu", "a100", "--no-count", "--measure"), "none is here"),
-        (("bench", "--gpu", "t4"), "7.5"),
+        (("bench", "--gpu", "t4"), "fp16 on t4"),
         (("bench", *D64, "--n", "512,x"), "512,x"),
         (("bench", *D64, "--n", "0"), "--n 0"),
         (("bench", *D64, "--plot", "x.pdf"), "x.pdf"),

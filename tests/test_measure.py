@@ -15,16 +15,19 @@ from flashsmith.compile import Binary, compile_source
 from flashsmith.engines.emulated import EmulatedEngine
 from flashsmith.engines.engine import Tensor
 from flashsmith.errors import FlashsmithError, ImpossibleTime, LaunchError, Rejected, WrongResult
-from flashsmith.measure import FEWEST, MOST, WARM_UP_S, Again, Try, floor_seconds, sample, timing_of, visible_pairs
+from flashsmith.measure import FEWEST, MOST, WARM_UP_S, Again, Try, floor_seconds, sample, timing_of
 from flashsmith.measuring import trial
 from flashsmith.measuring.trial import Bench, timed_tensors
 from flashsmith.objective import Measured
 from flashsmith.render import Source, render
+from flashsmith.run import NOTHING
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
 from flashsmith.spec.problem import Problem
 from flashsmith.spec.tile import ForwardTile, KeyBlockTile, Tile
+
+from .features import FEATURES
 
 GPU = find_gpu("a100")
 LARGE = Problem(dtype="bf16", d=128, causal=True, B=2)
@@ -97,7 +100,7 @@ def test_no_time_below_the_floor_is_believed() -> None:
 def test_visible_pairs_are_those_of_the_mask(Nq: int, Nk: int, causal: bool) -> None:
     i, j = np.mgrid[:Nq, :Nk]
     seen = (j <= i + Nk - Nq).sum() if causal else Nq * Nk
-    assert visible_pairs(replace(SMALL, causal=causal, Nq=Nq, Nk=Nk)) == seen
+    assert replace(SMALL, causal=causal, Nq=Nq, Nk=Nk).visible_pairs() == seen
 
 
 @cache
@@ -121,9 +124,18 @@ def test_every_tuned_kernel_can_be_timed(kernel: KernelName) -> None:
     assert (clock.cleared > 0) is (kernel == "fused")  # its accumulator, for every launch
 
 
+@pytest.mark.parametrize("kernel", ["forward", "fused", "dkdv", "dq"])
+@pytest.mark.parametrize("feature", ["everything", "everything padded", "bias"])
+def test_kernels_with_features_can_be_timed(feature: str, kernel: KernelName) -> None:
+    problem = replace(SMALL, B=2, **FEATURES[feature])
+    spec = KernelSpec.of(kernel, problem, default_tile(kernel, problem, GPU), GPU.sm)
+    timed = Bench(kernel, problem, GPU, EmulatedEngine(), FakeClock(0.5), EmulatedEngine, "the emulator")
+    assert timed(Again(compile_source(render(spec)), 1)) == [0.5]
+
+
 def test_tensors_are_filled_with_different_numbers() -> None:
     engine = EmulatedEngine()
-    tensors = timed_tensors("forward", SMALL, GPU, engine)
+    tensors = timed_tensors("forward", SMALL, GPU, engine, NOTHING)
     q, k, v = (engine.read(tensors[name]) for name in "QKV")
     assert len(np.unique(q)) > 1000 and not np.array_equal(k, v) and not np.array_equal(q[0, 0], q[0, 1])
 

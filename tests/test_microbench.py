@@ -21,13 +21,14 @@ import pytest
 from flashsmith import predict
 from flashsmith.compile import compile_text, options_for
 from flashsmith.emulator import GlobalMemory, Kernel, launch, parse
+from flashsmith.errors import UsageError
 from flashsmith.gpuday import benchmarks, constants, rates, work
 from flashsmith.gpuday.benchmarks import Benchmark, kernels, text, timed_loop, unrolled
 from flashsmith.gpuday.constants import derive, measured_of
 from flashsmith.gpuday.report import markdown
 from flashsmith.sass import BadConstants, Board, Listing, as_measured, constants_version, disassemble, measured
 from flashsmith.sass.measured import Measured, read_measured, with_constants, write_measured
-from flashsmith.sass.rates import MEMORY_PATH, MemoryPath, pipe_rates
+from flashsmith.sass.rates import MEMORY_PATH, MemoryPath, memory_path, pipe_rates
 from flashsmith.spec.gpu import GPUS
 
 from tests.modelled_device import ModelledDevice
@@ -290,8 +291,14 @@ def test_the_model_names_what_was_measured(tmp_path: Path) -> None:
 def test_without_a_file_nothing_changes() -> None:
     for gpu in GPUS.values():
         found = predict.board_of(gpu)
-        assert found.path is MEMORY_PATH and found.path == MemoryPath() and found.pipes is None
+        assert found.path is memory_path(gpu.sm) and found.pipes is None
+        assert gpu.sm < 80 or found.path == MemoryPath()
         assert found.tensor_flops_per_clock_sm == gpu.tensor_flops_clk and as_measured(found) is found
+
+
+def test_turing_has_not_what_they_time() -> None:
+    with pytest.raises(UsageError, match=r"sm_75 has not; use sm_80"):
+        text(75)
 
 
 def test_whose_constants_serve_a_board() -> None:

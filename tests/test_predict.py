@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flashsmith.compile import Binary, compile_source
+from flashsmith.given import visible
 from flashsmith.load import load_pass
 from flashsmith.predict import board_of, predict, predict_pass, sizes_of, work_of
-from flashsmith.reference import visible
 from flashsmith.render import render
 from flashsmith.run import grid
 from flashsmith.sass import disassemble, predict_time
@@ -136,7 +136,7 @@ def test_helpers_are_as_fast_as_memory(kernels: dict[Pass, dict[KernelName, Bina
 @pytest.mark.parametrize("key", [key for key, gpu in GPUS.items() if gpu.served])
 def test_every_served_gpu_has_a_prediction(key: str) -> None:
     gpu = GPUS[key]
-    problem = Problem(dtype="bf16", d=64, causal=True, Hq=32, Nq=4096)
+    problem = Problem(dtype="fp16", d=64, causal=True, Hq=32, Nq=4096)
     tile = default_tile("forward", problem, gpu)
     binary = compile_source(render(KernelSpec.of("forward", problem, tile, gpu.sm)))
     prediction = predict(binary, problem, gpu)

@@ -1,4 +1,4 @@
-"""Search the tiles that flashsmith ships: tuned/<gpu>.json for every GPU that the templates serve, predicted.
+"""Search the tiles that flashsmith ships: tuned/<gpu>.json for every GPU that multiplies bf16, predicted.
 
     python tools/ship_records.py [--trials 8] [--seed 0] [--kernels forward,dq] [--out tuned]
 
@@ -30,6 +30,7 @@ from flashsmith.predict import MODEL
 from flashsmith.spec.backward_shape import red_width
 from flashsmith.spec.gpu import GPUS, Gpu, find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
+from flashsmith.spec.limits import why_no_dtype
 from flashsmith.spec.problem import Dtype, Problem
 from flashsmith.spec.record import Record, read_records, record_path, write_record
 from flashsmith.spec.tile import Tile
@@ -72,10 +73,10 @@ class Done:
 
 
 def classes() -> list[list[Gpu]]:
-    """The served GPUs; those whose SMs are alike stand together."""
+    """The GPUs that multiply bf16; those whose SMs are alike stand together."""
     alike: dict[tuple[int, ...], list[Gpu]] = {}
     for gpu in GPUS.values():
-        if gpu.served:
+        if why_no_dtype("bf16", gpu) is None:
             alike.setdefault(gpu.sm_class, []).append(gpu)
     return list(alike.values())
 

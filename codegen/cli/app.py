@@ -12,6 +12,7 @@ from ..errors import FlashsmithError, LowerRung, StaleRecord, UsageError
 
 COMMANDS = (
     "gpus", "render", "compile", "check", "predict", "tune", "bench", "list", "explain", "warmup", "memory",
+    "export",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
 from ..spec.gpu import served_gpu
-from ..spec.problem import Problem
 from . import show
 from .app import app
+from .features import NO_FEATURES, FeatureOptions, takes_features
 from .options import (
     BatchOption,
     CausalOption,
@@ -30,16 +30,18 @@ from .options import (
     Which,
 )
 from .output import print_json
-from .request import binaries_of, engine_of, parts_of
+from .request import binaries_of, engine_of, parts_of, problem_of
 
 
 @app.command()
+@takes_features
 def check(
     which: Which,
     gpu: GpuOption = "auto",
     dtype: DtypeOption = "bf16",
     d: DimOption = 128,
     causal: CausalOption = False,
+    features: FeatureOptions = NO_FEATURES,
     nq: NqOption = 200,
     nk: NkOption = None,
     heads: HeadsOption = 4,
@@ -55,9 +57,9 @@ def check(
 ) -> None:
     """Run a pass and compare each output with float64 and with plain attention in the same dtype."""
     from ..check import check as check_pass
-    from ..check import make_inputs
+    from ..inputs import make_inputs
 
-    problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
+    problem = problem_of(dtype, d, causal, features, batch=batch, heads=heads, kv_heads=kv_heads, nq=nq, nk=nk)
     target = served_gpu(gpu)
     binaries = binaries_of(which.value, problem, target, deterministic, kernel, tile, source)
     parts = parts_of(binaries, problem, target)

@@ -13,7 +13,7 @@ WIDE = 240  # columns of a table that goes to a file or a pipe: nothing is cut
 
 def print_lines(*lines: object) -> None:
     """Text and tables, one under the other."""
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
     for line in lines:
         console.print(line)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from ..errors import UsageError
@@ -16,6 +15,7 @@ from ..spec.problem import Problem
 from . import show_explain
 from .app import app
 from .console import print_lines
+from .features import NO_FEATURES, FeatureOptions, takes_features
 from .options import (
     BatchOption,
     CausalOption,
@@ -32,6 +32,7 @@ from .options import (
 from .output import print_json
 from .plot import check_plot
 from .plot_search import draw_search
+from .request import problem_of
 
 if TYPE_CHECKING:
     from ..explain import Explanation
@@ -42,12 +43,14 @@ RowStrideOption = Annotated[
 
 
 @app.command()
+@takes_features
 def explain(
     kernel: Kernel,
     gpu: GpuOption = "auto",
     dtype: DtypeOption = "bf16",
     d: DimOption = 128,
     causal: CausalOption = False,
+    features: FeatureOptions = NO_FEATURES,
     nq: NqOption = 8192,
     nk: NkOption = None,
     heads: HeadsOption = 16,
@@ -60,7 +63,7 @@ def explain(
     """Why this tile: the files looked into, its record, the runner-up and the default beside it, the search."""
     from ..explain import explain as explained
 
-    problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
+    problem = problem_of(dtype, d, causal, features, batch=batch, heads=heads, kv_heads=kv_heads, nq=nq, nk=nk)
     target = served_gpu(gpu)
     inputs = _how_read(problem, row_stride)
     if plot is not None:
@@ -107,15 +110,16 @@ def _facts(found: Explanation) -> dict[str, Any]:
 def _how_read(problem: Problem, row_stride: int | None) -> str:
     """Whether inputs with such rows are read where they lie, or copied first; q stands for all of them."""
     from ..engines.engine import Tensor
+    from ..spec.dtype import stored_as
 
     row = problem.d if row_stride is None else row_stride
     if row < problem.d:
         raise UsageError(f"--row-stride {row}: a row has d={problem.d} elements, so its stride is at least that.")
     shape = (problem.B, problem.Hq, problem.Nq, problem.d)
-    q = Tensor(0, shape, (problem.Hq * problem.Nq * row, problem.Nq * row, row, 1), np.dtype(np.uint16))
+    q = Tensor(0, shape, (problem.Hq * problem.Nq * row, problem.Nq * row, row, 1), stored_as(problem.dtype))
+    row_bytes = q.dtype.itemsize * row
     if q.aligned:
-        return f"inputs with rows of {2 * row} B are read where they lie, if they start on 16 B"
-    copied = 2 * math.prod(shape)
-    return (
-        f"inputs with rows of {2 * row} B do not all start on 16 B: each is copied first, q with {copied / 1e6:.1f} MB"
-    )
+        return f"inputs with rows of {row_bytes} B are read where they lie, if they start on 16 B"
+    copied = q.dtype.itemsize * math.prod(shape)
+    copies = f"each is copied first, q with {copied / 1e6:.1f} MB"
+    return f"inputs with rows of {row_bytes} B do not all start on 16 B: {copies}"

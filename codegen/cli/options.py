@@ -44,7 +44,7 @@ class EngineName(str, Enum):
 
 
 GpuOption = Annotated[str, typer.Option("--gpu", help="A name that `flashsmith gpus` lists, or auto.")]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="bf16, fp16 or fp32.")]
 DimOption = Annotated[int, typer.Option("--d", help="Head dimension, a multiple of 8 up to 256.")]
 CausalOption = Annotated[bool, typer.Option("--causal", help="Key j is seen by query i iff j <= i + Nk - Nq.")]
 TileOption = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from ..spec.gpu import served_gpu
 from ..spec.problem import Problem
 from . import show_predict
 from .app import app
+from .features import NO_FEATURES, FeatureOptions, takes_features
 from .options import (
     BatchOption,
     CausalOption,
@@ -41,13 +42,14 @@ from .predict_cubin import (
     SmemOption,
     predict_file,
 )
-from .request import binaries_of, parts_of
+from .request import binaries_of, parts_of, problem_of
 
 OF_BOTH = frozenset({"gpu", "as_json"})
 OF_A_CUBIN = frozenset({"cubin", "function", "grid", "block", "smem", "flops", "hbm_bytes", "rare"})
 
 
 @app.command()
+@takes_features
 def predict(
     context: typer.Context,
     which: Annotated[Which | None, typer.Argument(help="A pass of ours; leave it out with --cubin.")] = None,
@@ -55,6 +57,7 @@ def predict(
     dtype: DtypeOption = "bf16",
     d: DimOption = 128,
     causal: CausalOption = False,
+    features: FeatureOptions = NO_FEATURES,
     nq: NqOption = 8192,
     nk: NkOption = None,
     heads: HeadsOption = 16,
@@ -82,7 +85,7 @@ def predict(
     if cubin is not None and which is None:
         predict_file(cubin, function, gpu, grid, block, smem, flops, hbm_bytes, rare, as_json)
     elif cubin is None and which is not None:
-        problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
+        problem = problem_of(dtype, d, causal, features, batch=batch, heads=heads, kv_heads=kv_heads, nq=nq, nk=nk)
         _predict_pass(which, problem, gpu, deterministic, kernel, tile, source, as_json)
     else:
         raise UsageError("predict what? Either forward or backward, or one launch of --cubin FILE.")
@@ -92,7 +95,7 @@ def _predict_pass(
     which: Which, problem: Problem, gpu: str, deterministic: bool, kernel: KernelOption, tile: str,
     source: SourceOption, as_json: bool,
 ) -> None:  # fmt: skip
-    from ..predict import ERROR, pass_tflops, predict_pass
+    from ..predict import error_of, pass_tflops, predict_pass
     from ..sass import SassError
 
     target = served_gpu(gpu)
@@ -105,7 +108,8 @@ def _predict_pass(
     tflops = pass_tflops(predictions, which.value, problem)
     if as_json:
         kernels = [{**asdict(p), "pipes": dict(p.pipes)} for p in predictions]
-        print_json({"evidence": "predicted", "tflops": tflops, "mean_error": ERROR, "parts": parts, "kernels": kernels})
+        known = {"tflops": tflops, "mean_error": error_of(target), "parts": parts}
+        print_json({"evidence": "predicted", **known, "kernels": kernels})
     else:
         show_predict.predictions(predictions, tflops, target, parts)
 

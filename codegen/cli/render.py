@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import UsageError
 from ..spec.gpu import served_gpu
-from ..spec.problem import Problem
 from ..spec.tile import parse_tile
 from . import show
 from .app import app
+from .features import NO_FEATURES, FeatureOptions, takes_features
 from .options import (
     CausalOption,
     DimOption,
@@ -29,19 +29,21 @@ from .options import (
     TileOption,
 )
 from .output import print_json, write_bytes, write_text
-from .request import compiled, facts_of, legal, spec_of
+from .request import compiled, facts_of, legal, problem_of, spec_of
 
 if TYPE_CHECKING:
     from ..render import Source
 
 
 @app.command()
+@takes_features
 def render(
     kernel: Kernel,
     gpu: GpuOption = "auto",
     dtype: DtypeOption = "bf16",
     d: DimOption = 128,
     causal: CausalOption = False,
+    features: FeatureOptions = NO_FEATURES,
     nq: NqOption = 8192,
     nk: NkOption = None,
     heads: HeadsOption = 16,
@@ -56,7 +58,7 @@ def render(
     from ..render import render as render_source
 
     target = served_gpu(gpu)
-    problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
+    problem = problem_of(dtype, d, causal, features, heads=heads, kv_heads=kv_heads, nq=nq, nk=nk)
     source = render_source(spec_of(kernel, problem, target, tile))
     if diff is not None:
         other = render_source(legal(replace(source.spec, tile=parse_tile(diff, source.spec.tile)), target))

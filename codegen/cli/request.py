@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import IllegalTile, UsageError
 from ..spec.gpu import Gpu
@@ -13,11 +13,23 @@ from ..spec.kernel import FORWARD, FUSED, PARTS, SPLIT, KernelName, KernelSpec
 from ..spec.limits import smem_bytes, why_illegal
 from ..spec.problem import Pass, Problem
 from ..spec.tile import Tile, parse_tile
+from .features import FeatureOptions
 from .options import EngineName, Kernel
 
 if TYPE_CHECKING:
     from ..compile import Binary
     from ..render import Source
+
+
+def problem_of(
+    dtype: str, d: int, causal: bool, features: FeatureOptions,
+    *, batch: int = 1, heads: int = 16, kv_heads: int | None = None, nq: int = 8192, nk: int | None = None,
+) -> Problem:  # fmt: skip
+    """What the options of a command ask for. Raises BadProblem, UsageError."""
+    return Problem(
+        dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk,
+        **features.of_problem(),
+    )  # fmt: skip
 
 
 def spec_of(kernel: Kernel, problem: Problem, gpu: Gpu, tile: str) -> KernelSpec:
@@ -55,6 +67,14 @@ def compiled(source: Source) -> Binary:
 def binaries_of(
     which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None, tile: str, source: Path | None
 ) -> dict[KernelName, Binary]:
+    """The kernels of a pass, compiled; see `sources_of`."""
+    sources = sources_of(which, problem, gpu, deterministic, kernel, tile, source)
+    return {name: compiled(text) for name, text in sources.items()}
+
+
+def sources_of(
+    which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None, tile: str, source: Path | None
+) -> dict[KernelName, Source]:
     """The kernels of a pass; the user's tile or source stands in for `kernel`, by default the pass's main one."""
     names = _names(which, problem, gpu, deterministic, kernel)
     main = kernel.value if kernel else names[0] if which == "forward" else names[1]
@@ -64,7 +84,7 @@ def binaries_of(
     if "convert" in specs:  # it reads what fused accumulates, in the order of fused's tile
         shared: Tile = specs["fused"].tile
         specs["convert"] = replace(specs["convert"], tile=shared)
-    return {name: compiled(source_of(spec, source if name == main else None)) for name, spec in specs.items()}
+    return {name: source_of(spec, source if name == main else None) for name, spec in specs.items()}
 
 
 def _names(
@@ -80,11 +100,11 @@ def _names(
     return next((names for names in forms if kernel.value in names), served)
 
 
-def parts_of(binaries: Mapping[KernelName, Binary], problem: Problem, gpu: Gpu) -> int:
+def parts_of(kernels: Mapping[KernelName, Binary | Source], problem: Problem, gpu: Gpu) -> int:
     """Parts in which a pass of these kernels is launched: 1 unless `partial` is one of them."""
     from ..parts import choose_parts
 
-    return choose_parts(binaries["partial"].spec, problem, gpu).parts if "partial" in binaries else 1
+    return choose_parts(kernels["partial"].spec, problem, gpu).parts if "partial" in kernels else 1
 
 
 def engine_of(name: EngineName) -> Any:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from ..spec.gpu import Gpu
+from ..spec.limits import why_no_dtype
 from ..spec.problem import Problem
 from ..spec.tile import tile_text
 from .console import print_lines as _print
@@ -44,7 +45,7 @@ def gpus(known: Iterable[Gpu], present: Gpu | None) -> None:
     numbers = ("sm", "SMs", "GHz", "TFLOP/s", "GB/s", "GB", "KB/block")
     table = _table("gpu", "name", *numbers, "", right=numbers)
     for gpu in known:
-        note = "present" if gpu is present else "" if gpu.served else "described, not served"
+        note = "present" if gpu is present else "" if why_no_dtype("bf16", gpu) is None else "fp16 only"
         table.add_row(
             gpu.key, gpu.name, str(gpu.sm), str(gpu.sms), f"{gpu.clock_ghz:.2f}", f"{gpu.peak_tflops:.0f}",
             f"{gpu.hbm_gbs:.0f}", str(gpu.memory_gb), str(gpu.smem_block_bytes // 1024), note,
@@ -86,8 +87,8 @@ def tuned(results: Sequence[Tuned], problem: Problem, gpu: Gpu) -> None:
             f"{winner.time.tflops:.1f}", default, str(len(winner.candidates)),
         )  # fmt: skip
     _print(table, *(f"rejected: {reason}" for result in results for reason in result.winner.rejected))
-    _print(*map(_study, results), *([how_sure(margin=True)] if kind == "predicted" else []))
-    options = f"--gpu {gpu.key} --dtype {problem.dtype} --d {problem.d}{' --causal' if problem.causal else ''}"
+    _print(*map(_study, results), *([how_sure(gpu, margin=True)] if kind == "predicted" else []))
+    options = f"--gpu {gpu.key} {problem.options}"
     written = dict.fromkeys(str(result.path) for result in results if not result.unchanged)
     _print(
         *(f"recorded in {path}" for path in written),
@@ -113,7 +114,8 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        words = TextColumn("{task.description}", markup=False)  # a formula has brackets
+        columns = (words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Bar(*columns, TextColumn("{task.fields[best]}"), console=Console(stderr=True))
         self._task = self._bar.add_task(title, total=trials, best="")
         self._best = math.inf

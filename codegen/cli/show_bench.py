@@ -23,7 +23,7 @@ def rows(found: Sequence[Row], gpu: Gpu) -> None:
         text = f"{first.dtype} d={first.d}{' causal' if first.causal else ''}"
         print_lines(f"{which} {text} on {gpu.key}, {evidence}: TFLOP/s, % of {peak_tflops(gpu):.0f}", lines)
         notes = dict.fromkeys(f"{row.backend}: {row.note}" for row in part if row.note)
-        print_lines(*notes, *([how_sure(margin=True)] if evidence == "predicted" else []))
+        print_lines(*notes, *([how_sure(gpu, margin=True)] if evidence == "predicted" else []))
 
 
 def cell(row: Row) -> str:

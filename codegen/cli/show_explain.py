@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..spec.gpu import find_gpu
 from ..spec.tile import tile_text
 from .console import print_lines, table
 from .show_predict import how_sure
@@ -23,7 +24,8 @@ def explanation(found: Explanation) -> None:
     print_lines(f"{'forward' if found.form.form in ('whole', 'parts') else 'backward'} form: {found.form.reason}")
     print_lines(_contenders(found))
     print_lines(*(f"{' and '.join(c.roles)}: {_bound(c)}" for c in found.contenders))
-    print_lines(*_differences(found), how_sure())
+    predicted = next((c.prediction for c in found.contenders if c.prediction), None)
+    print_lines(*_differences(found), how_sure(find_gpu(predicted.gpu) if predicted else None))
     _search(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..spec.gpu import Gpu
+from ..spec.gpu import Gpu, find_gpu
 from .console import print_lines, table
 
 if TYPE_CHECKING:
@@ -13,12 +13,22 @@ if TYPE_CHECKING:
     from ..predict_cubin import CubinPrediction
 
 
-def how_sure(margin: bool = False) -> str:
-    """The error of predicted times; with `margin`, where several stand beside each other, what they cannot tell."""
-    from ..predict import ERROR, NOISE
+def how_sure(gpu: Gpu | None = None, margin: bool = False) -> str:
+    """The error of times predicted for `gpu`, None: for GPUs of which that is known.
+
+    With `margin`, where several stand beside each other, what they cannot tell.
+    """
+    from ..predict import ERROR, NOISE, error_of
 
     beside = f"; two that differ by less than {NOISE:.0%} say nothing of each other" if margin else ""
+    if gpu is not None and error_of(gpu) is None:
+        return f"predicted times: {never_compared(gpu)}{beside}"
     return f"predicted times: mean error of the model {ERROR:.0%}{beside}"
+
+
+def never_compared(gpu: Gpu) -> str:
+    """Of a GPU without an error."""
+    return f"the model was never compared with a measurement on sm_{gpu.sm}, so that its error there is not known"
 
 
 def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu, parts: int) -> None:
@@ -35,12 +45,14 @@ def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu, parts: i
         *(f"{p.kernel}: {p.bound_by}" for p in kernels),
         *([f"the keys are cut into {parts} parts"] if parts > 1 else []),
         f"predicted: {tflops:.1f} TFLOP/s on {gpu.key}, {tflops / gpu.peak_tflops:.0%} of its mma.sync peak",
-        how_sure(),
+        how_sure(gpu),
     )
 
 
 def cubin(prediction: CubinPrediction) -> None:
     """One launch of a kernel that is not ours."""
+    from ..predict import error_of
+
     time = prediction.time
     facts = {
         "function": f"{prediction.function}, {prediction.target}",
@@ -63,8 +75,10 @@ def cubin(prediction: CubinPrediction) -> None:
     made.show_header = False
     for name, value in {**facts, "bound by": time.bound_by}.items():
         made.add_row(name, value)
-    known = prediction.mean_error
+    known, gpu = prediction.mean_error, find_gpu(prediction.gpu)
     believed = "estimated by its busiest pipes, often too fast" if known is None else f"mean error {known:.0%}"
+    if error_of(gpu) is None:
+        believed = never_compared(gpu)
     print_lines(made, f"predicted for {prediction.gpu} by {prediction.by}: {believed}")
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..spec.gpu import GPUS, find_gpu
 from ..spec.tile import tile_text
 from .console import print_lines, table
-from .show_predict import how_sure
+from .show_predict import how_sure, never_compared
 
 if TYPE_CHECKING:
     from ..catalog import Entry
@@ -29,14 +30,20 @@ def records(found: Sequence[Entry], folders: Sequence[Path], *, filtered: bool) 
 
 
 def _of_one_kind(kind: str, entries: Sequence[Entry]) -> None:
+    from ..predict import error_of
+
     numbers = ("Nq", "Nk", f"{kind} ms", "TFLOP/s")
     lines = table("gpu", "problem", "kernel", *numbers, "", "by", "tile", right=numbers)
     for entry in entries:
         r = entry.record
-        text = f"{r.dtype} d={r.d}{' causal' if r.causal else ''}"
+        text = r.text
         state = "" if entry.state == "serves" else entry.state
         lines.add_row(
             r.gpu, text, r.kernel, str(r.Nq), str(r.Nk), f"{r.evidence.time_ms:.3f}", f"{r.evidence.tflops:.1f}",
             state, r.evidence.by, tile_text(r.tile),
         )  # fmt: skip
-    print_lines(lines, *([how_sure(margin=True)] if kind == "predicted" else []))
+    if kind == "measured":
+        return print_lines(lines)
+    gpus = (find_gpu(name) for name in dict.fromkeys(entry.record.gpu for entry in entries) if name in GPUS)
+    unknown = (never_compared(gpu) for gpu in gpus if error_of(gpu) is None)
+    return print_lines(lines, how_sure(margin=True), *dict.fromkeys(unknown))

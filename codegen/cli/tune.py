@@ -6,16 +6,18 @@ import sys
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import paths
-from ..errors import UsageError
+from ..errors import NoTunedKernel, UsageError
+from ..spec.defaults import default_tile
 from ..spec.gpu import served_gpu
-from ..spec.problem import Pass, Problem
+from ..spec.problem import Pass
 from . import show
 from .app import app
+from .features import NO_FEATURES, FeatureOptions, takes_features
 from .options import (
     BatchOption,
     CausalOption,
@@ -30,6 +32,7 @@ from .options import (
     Passes,
 )
 from .output import print_json
+from .request import problem_of
 
 if TYPE_CHECKING:
     from ..tune import Tuned
@@ -42,11 +45,13 @@ class Times(str, Enum):
 
 
 @app.command()
+@takes_features
 def tune(
     gpu: GpuOption = "auto",
     dtype: DtypeOption = "bf16",
     d: DimOption = 128,
     causal: CausalOption = False,
+    features: FeatureOptions = NO_FEATURES,
     which: Annotated[Passes, typer.Option("--pass", help="What to tune.")] = Passes.both,
     trials: Annotated[int, typer.Option("--trials", help="Different legal tiles to try for each kernel.")] = 60,
     seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
@@ -88,12 +93,17 @@ def tune(
         return _show_dashboard(storage or default_storage(served_gpu(gpu)))
     if trials < 1:
         raise UsageError(f"--trials {trials}: a search needs at least 1.")
-    problem = Problem(dtype=cast(Any, dtype), d=d, causal=causal, B=batch, Hq=heads, Hk=kv_heads, Nq=nq, Nk=nk)
+    problem = problem_of(dtype, d, causal, features, batch=batch, heads=heads, kv_heads=kv_heads, nq=nq, nk=nk)
     target, folder = served_gpu(gpu), out or paths.user_tuned_dir()
     kept = storage or default_storage(target)
     passes: tuple[Pass, ...] = ("forward", "backward") if which is Passes.both else (which.value,)
     tuned = []
     for kernel in (kernel for each in passes for kernel in TUNED[each]):
+        try:
+            default_tile(kernel, problem, target)
+        except NoTunedKernel as error:
+            print(f"flashsmith: {error} It is not searched.", file=sys.stderr)
+            continue
         title = f"{kernel} {problem.text} on {target.key}"
         progress = show.Progress(title, trials)
         try:

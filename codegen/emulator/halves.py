@@ -1,4 +1,4 @@
-"""Convert between float32 and 16-bit floats, and compute with 16-bit floats alone or in pairs."""
+"""Convert between float32 and tf32 or 16-bit floats, and compute with 16-bit floats alone or in pairs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ _SIXTEEN = np.array(16, "u4")
 _ONE = np.array(1, "u4")
 _BELOW_HALF = np.array(0x7FFF, "u4")
 _UPPER = np.array(0xFFFF0000, "u4")
+_HALF_OF_TF32 = np.array(0x1000, "u4")
+_TF32 = np.array(0xFFFFE000, "u4")
+_NAN = np.array(0x7FFFFFFF, "u4")
 
 
 def widened_half(bits: Array, brain: bool) -> Array:
@@ -68,6 +71,16 @@ def to_f16(x: Array, out: Array) -> None:
 def to_bf16(x: Array, out: Array) -> None:
     """float32 to bf16 bits, to nearest even."""
     np.copyto(out, _bf16_bits(x))
+
+
+def to_tf32(x: Array, out: Array) -> None:
+    """float32 to tf32 bits in the upper 19 of 32: to nearest, ties away from zero. The others become 0.
+
+    The PTX manual leaves them open; a kernel that wants tf32 as a float32 clears them itself.
+    """
+    rounded = np.bitwise_and(np.add(x.view("u4"), _HALF_OF_TF32), _TF32)
+    finite = np.isfinite(x)
+    np.copyto(out, rounded if finite.all() else np.where(finite, rounded, np.where(np.isnan(x), _NAN, x.view("u4"))))
 
 
 def to_f16_rz(x: Array, out: Array) -> None:

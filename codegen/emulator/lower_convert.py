@@ -13,7 +13,10 @@ _HALVES = ("f16", "bf16")
 
 
 def lower_cvt(e: Emitter, i: Instruction) -> None:
-    """cvt in all forms but .sat, .relu, .satfinite, .rna and the 8-bit floats."""
+    """cvt in all forms but .sat, .relu, .satfinite and the 8-bit floats; .rna, to tf32 alone, is that alone."""
+    if i.modifiers == ("rna", "tf32", "f32"):
+        e.write(str(i.operands[0]), "b32", f"to_tf32({e.source(i.operands[1], 'f32')}, {{d}})")
+        return
     rounding = ("rn", "rz", "rm", "rp", *_ROUND_INTEGER, "ftz")
     flags = list(e.flags(i, rounding, types=2))
     to, source = i.modifiers[-2:]

@@ -117,7 +117,7 @@ def lower_group(e: Emitter, group: TensorGroup) -> None:
     B, C, D = (tuple([name for chain in chains for name in getattr(chain, part)]) for part in ("B", "C", "D"))
     function = "multiply_matrices" if of_sums == "f32" else "multiply_matrices_f16"
     inputs = f"{_tuple(e, chains[0].A, 'b32')}, {_tuple(e, B, 'b32')}, {_tuple(e, C, sums)}"
-    call = f"{function}({inputs}, {{targets}}, {of_inputs == 'bf16'})"
+    call = f"{function}({inputs}, {{targets}}, {of_inputs!r})"
     # sums are written one register after the other, so a result must not replace an addend that is still needed
     crossed = any(d in chain.C[:k] + chain.C[k + 1 :] for chain in chains for k, d in enumerate(chain.D))
     if e.mask == "None" and not crossed:

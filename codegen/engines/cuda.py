@@ -20,8 +20,12 @@ from .driver import Driver, Handle, cuda_device
 from .engine import Tensor, Value
 
 # 16-bit floats are held as their bits; PyTorch computes with int16 everywhere, with uint16 hardly anywhere.
-TORCH: dict[str, torch.dtype] = {"uint16": torch.int16, "float32": torch.float32}
-FORMAT = {"int": "<i", "float": "<f", "float*": "<Q", "const float*": "<Q"}
+TORCH: dict[str, torch.dtype] = {
+    "uint16": torch.int16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64,
+}  # fmt: skip
+FORMAT = {
+    "int": "<i", "float": "<f", "float*": "<Q", "const float*": "<Q", "const int*": "<Q", "const i64*": "<Q",
+}  # fmt: skip
 ALIGN = 16  # bytes between arguments in the buffer: no parameter type asks for more
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import UsageError
 from ..render import render_template
 from ..sass import Function, Instruction
 from ..sass.rates import MEMORY, SPECIAL, TENSOR_CORE, pipe_of
@@ -101,7 +102,9 @@ def kernels(sm: int) -> tuple[Kernel, ...]:
 
 
 def text(sm: int) -> str:
-    """The CUDA of all kernels for an architecture. Raises RenderError."""
+    """The CUDA of all kernels for an architecture. Raises RenderError, and UsageError before sm_80."""
+    if sm < 80:
+        raise UsageError(f"the microbenchmarks time cp.async and bf16, which sm_{sm} has not; use sm_80 or later.")
     return render_template(
         TEMPLATE, f"microbench sm_{sm}", sm=sm, kernels=kernels(sm), vector=red_width(sm) > 1, warps=WARPS,
         smem_bytes=SMEM_BYTES, window_bytes=WINDOW_BYTES, piece=COPY_BYTES, rounds=ROUNDS, links=CHAIN,

@@ -19,7 +19,7 @@ from ..sass import SassError
 from ..sass.issue import OPERANDS_READ, QUEUE_TO_PIPE
 from ..sass.measured import FILE, Measured, write_measured
 from ..sass.plan import LATER_PER_WAVEFRONT
-from ..sass.rates import MEMORY_PATH, pipe_rates
+from ..sass.rates import memory_path, pipe_rates
 from ..spec.backward_shape import red_width
 from ..spec.gpu import Gpu, identify
 from .benchmarks import (
@@ -167,7 +167,7 @@ def _fitted(place: Place, name: str, gpu: Gpu) -> float | bool:
     if place == "board":
         names = {"tensor_flops_per_clock_sm": "tensor_flops_clk", "l2_bytes_per_clock_sm": "l2_bytes_clk"}
         return float(getattr(gpu, names.get(name, name)))
-    value: float | bool = getattr(MEMORY_PATH if place == "path" else pipe_rates(gpu.sm), name)
+    value: float | bool = getattr(memory_path(gpu.sm) if place == "path" else pipe_rates(gpu.sm), name)
     return value
 
 

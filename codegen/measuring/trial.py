@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ..check import Bits
 from ..compile import Binary
 from ..engines.engine import Engine, Tensor
 from ..errors import LaunchError, WrongResult
+from ..inputs import full_extras
 from ..measure import Again, Clock, Timing, Try, launcher, measure, sample
 from ..predict import sizes_of
-from ..run import Forward, Sizes, run_forward
+from ..run import Extras, run_forward, tensors_of
 from ..spec.defaults import default_tile
-from ..spec.dtype import round_to
+from ..spec.dtype import Bits, round_to, stored_as
 from ..spec.gpu import Gpu
 from ..spec.kernel import STATS, KernelName
 from ..spec.problem import Problem
@@ -38,7 +38,8 @@ class Bench:
     ) -> None:  # fmt: skip
         self._problem, self._gpu, self._engine, self._clock = problem, gpu, engine, clock
         self._checking, self._by = checking, by
-        self._tensors = timed_tensors(kernel, problem, gpu, engine)
+        self._extras = full_extras(problem, engine)
+        self._tensors = timed_tensors(kernel, problem, gpu, engine, self._extras)
 
     def __call__(self, request: Try | Again) -> Timing | list[float]:
         """Raises WrongResult, LaunchError, ImpossibleTime."""
@@ -54,7 +55,9 @@ class Bench:
             if reason:
                 raise WrongResult(f"{spec.key}: {reason}")
         try:
-            launch = launcher(self._engine, request.binary, self._problem, self._tensors, self._clock.clear)
+            launch = launcher(
+                self._engine, request.binary, self._problem, self._tensors, self._clock.clear, self._extras
+            )
             if isinstance(request, Try):
                 return measure(spec, self._problem, self._gpu, launch, self._clock, by=self._by)
             return sample(launch, self._clock, count=request.count)
@@ -62,29 +65,35 @@ class Bench:
             raise LaunchError(f"{spec.key}, while it was timed: {error}") from error
 
 
-def timed_tensors(kernel: KernelName, problem: Problem, gpu: Gpu, engine: Engine) -> dict[str, Tensor]:
+def timed_tensors(
+    kernel: KernelName, problem: Problem, gpu: Gpu, engine: Engine, extras: Extras
+) -> dict[str, Tensor]:  # fmt: skip
     """Every tensor that `kernel` is launched with, of the problem's full size; what it reads is filled."""
-    queries = (problem.B, problem.Hq, problem.Nq, problem.d)
-    keys = (problem.B, problem.kv_heads, problem.keys, problem.d)
-    Q, K, V, dO = (
-        engine.tensor(_noise(shape, problem, seed)) for seed, shape in enumerate((queries, keys, keys, queries))
+    sizes = sizes_of(problem)
+    B, Nq, Nk = (
+        (1, problem.B * problem.Nq, problem.B * problem.keys) if sizes.all_q else (problem.B, problem.Nq, problem.keys)
     )
+    shapes = {
+        "Q": (B, problem.Hq, Nq, problem.d), "K": (B, problem.kv_heads, Nk, problem.d),
+        "V": (B, problem.kv_heads, Nk, problem.value_dim), "dO": (B, problem.Hq, Nq, problem.value_dim),
+    }  # fmt: skip
+    tensors = {name: engine.tensor(_noise(shape, problem, seed)) for seed, (name, shape) in enumerate(shapes.items())}
+    tensors |= tensors_of(extras)
+    stored = stored_as(problem.dtype)
     if kernel == "forward":
-        m, l = (engine.empty(queries[:3], np.float32) for _ in range(2))
-        return {"Q": Q, "K": K, "V": V, "O": engine.empty(queries, np.uint16), "m": m, "l": l}
+        m, l = (engine.empty(sizes.rows, np.float32) for _ in range(2))
+        return {**tensors, "O": engine.empty(shapes["dO"], stored), "m": m, "l": l}
     of_default: dict[KernelName, Binary] = {"forward": _of_default("forward", problem, gpu)}
-    forward = run_forward(engine, of_default, Q, K, V, problem.softmax_scale)
-    outputs = {name: engine.empty(shape, np.uint16) for name, shape in (("dQ", queries), ("dK", keys), ("dV", keys))}
-    stats = _stats(engine, problem, gpu, forward, dO, sizes_of(problem))
-    return {"Q": Q, "K": K, "V": V, "dO": dO, "stats": stats, **outputs}
-
-
-def _stats(engine: Engine, problem: Problem, gpu: Gpu, forward: Forward, dO: Tensor, sizes: Sizes) -> Tensor:
-    """What `delta` leaves for the kernels after it."""
+    forward = run_forward(
+        engine, of_default, tensors["Q"], tensors["K"], tensors["V"], problem.softmax_scale, extras=extras
+    )  # fmt: skip
+    outputs = {f"d{name}": engine.empty(shapes[name], stored) for name in "QKV"}
     stats = engine.empty((sizes.stats_rows, STATS), np.float32)
-    tensors = {"O": forward.O, "m": forward.m, "l": forward.l, "dO": dO, "stats": stats}
-    launcher(engine, _of_default("delta", problem, gpu), problem, tensors, clear=lambda tensor: None)()
-    return stats
+    before = {**tensors, "O": forward.O, "m": forward.m, "l": forward.l, "stats": stats}
+    if problem.sinks:
+        before["dsinks"] = engine.empty(sizes.rows, np.float32)
+    launcher(engine, _of_default("delta", problem, gpu), problem, before, lambda tensor: None, extras)()
+    return {**tensors, "stats": stats, **outputs}
 
 
 def _of_default(kernel: KernelName, problem: Problem, gpu: Gpu) -> Binary:

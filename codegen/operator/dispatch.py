@@ -16,39 +16,43 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .tiled import Needs, tiled_backward, tiled_forward
+from .added import NOTHING, Added
+from .tiled import Gradients, Needs, tiled_backward, tiled_forward
 
 ENGINES = ("cuda", "emulator", "torch")
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, *, bnhd: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, added: Added = NOTHING, *, bnhd: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """O [B, Hq, Nq, d]; m and l [B, Hq, Nq]. `bnhd`: O lies in memory as [B, Nq, Hq, d]."""
+    """O [B, Hq, Nq, dv]; m and l [B, Hq, Nq]. `bnhd`: O lies in memory as [B, Nq, Hq, dv]."""
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     if runs_kernels(q.device):
-        O, m, l = _kernels().kernel_forward(q, k, v, factor, causal, bnhd=bnhd)
+        O, m, l = _kernels().kernel_forward(q, k, v, factor, causal, added, bnhd=bnhd)
     else:
         with torch.autocast(q.device.type, enabled=False):  # it reaches into the body of an op
-            O, m, l = tiled_forward(q, k, v, factor, causal)
+            O, m, l = tiled_forward(q, k, v, factor, causal, added)
     return in_order(O, bnhd), m, l
 
 
 def backward(
     dO: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, m: Tensor, l: Tensor,
-    scale: float | None, causal: bool, *, bnhd: bool, deterministic: bool, needs: Needs,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """dQ, dK, dV as q, k, v; None where `needs` says so. dlse [B, Hq, Nq] or None: the gradient of m + ln l."""
+    scale: float | None, causal: bool, added: Added = NOTHING, *, bnhd: bool, deterministic: bool, needs: Needs,
+) -> Gradients:  # fmt: skip
+    """The gradients of what `needs` says, of sinks, and of the tables whose gradients score_mod asks for.
+
+    dQ, dK, dV are laid out as `bnhd` says. dlse [B, Hq, Nq] or None: the gradient of m + ln l.
+    """
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     if runs_kernels(q.device):
         found = _kernels().kernel_backward(
-            dO, dlse, q, k, v, O, m, l, factor, causal, bnhd=bnhd, deterministic=deterministic, needs=needs
+            dO, dlse, q, k, v, O, m, l, factor, causal, added, bnhd=bnhd, deterministic=deterministic, needs=needs
         )
     else:
         with torch.autocast(q.device.type, enabled=False):
-            found = tiled_backward(dO, dlse, q, k, v, O, m, l, factor, causal, needs=needs)
-    dQ, dK, dV = (None if x is None else in_order(x, bnhd) for x in found)
-    return dQ, dK, dV
+            found = tiled_backward(dO, dlse, q, k, v, O, m, l, factor, causal, added, needs=needs)
+    dQ, dK, dV = (None if x is None else in_order(x, bnhd) for x in (found.dQ, found.dK, found.dV))
+    return Gradients(dQ=dQ, dK=dK, dV=dV, dsinks=found.dsinks, dtables=found.dtables)
 
 
 @cache
@@ -79,7 +83,8 @@ def in_order(x: Tensor, bnhd: bool) -> Tensor:
     return x if x.stride() == out.stride() else out.copy_(x)
 
 
-def empty_in_order(x: Tensor, bnhd: bool) -> Tensor:
-    """An empty tensor like x [B, H, N, d], its memory ordered as [B, H, N, d] or as [B, N, H, d]."""
-    B, H, N, d = x.shape
-    return x.new_empty(B, N, H, d).transpose(1, 2) if bnhd else x.new_empty(B, H, N, d)
+def empty_in_order(x: Tensor, bnhd: bool, *, d: int | None = None) -> Tensor:
+    """An empty tensor like x [B, H, N, d], its memory ordered as [B, H, N, d] or as [B, N, H, d]; `d`: of its own."""
+    B, H, N, columns = x.shape
+    columns = columns if d is None else d
+    return x.new_empty(B, N, H, columns).transpose(1, 2) if bnhd else x.new_empty(B, H, N, columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from torch.autograd import forward_ad
 from ..errors import BadProblem, UsageError
 from ..spec.problem import Dtype, check_head_dim
 
-KERNEL_DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-DTYPES = (*KERNEL_DTYPES, torch.float32, torch.float64)  # float32 and float64: on the tiled path only
+KERNEL_DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+DTYPES = (*KERNEL_DTYPES, torch.float64)  # float64: on the tiled path only
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -54,6 +55,37 @@ def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise UsageError(f"q is on {q.device}, k on {k.device}, v on {v.device}: all three must be on one device.")
 
 
+def check_tensor(
+    name: str, x: object, q: Tensor, *, dtypes: tuple[torch.dtype, ...] = DTYPES,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> None:  # fmt: skip
+    """Raise unless a feature's tensor is dense, of one of `dtypes` and of one of `shapes`, on q's device.
+
+    float64 goes with q of float64. Raises TypeError for the first two, UsageError for the others.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {type(x).__name__}, not a torch.Tensor.")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}; attention takes dense tensors (torch.strided).")
+    if x.dtype not in dtypes:
+        remedy = ""
+        if torch.int32 in dtypes and not x.is_floating_point():
+            remedy = " Call .int() on it."
+        elif x.dtype == torch.bool:
+            remedy = " Of a mask, torch.where(mask, 0.0, -torch.inf) makes numbers to add."
+        raise TypeError(f"{name} is {x.dtype}; {' or '.join(map(str, dtypes))} is needed.{remedy}")
+    if x.dtype == torch.float64 != q.dtype:
+        raise TypeError(
+            f"{name} is torch.float64 and q {q.dtype}: only q of that dtype goes with it. Call .float() on it."
+        )
+    if x.device != q.device:
+        raise UsageError(f"{name} is on {x.device} and q on {q.device}: they must be on one device.")
+    if shapes and tuple(x.shape) not in shapes.values():
+        needed = " or ".join(f"{words} = {shape}" for words, shape in shapes.items())
+        raise UsageError(f"{name} has shape {tuple(x.shape)}; {needed} is needed.")
+    check_no_tangents(**{name: x})
+
+
 def check_no_tangents(**tensors: Tensor) -> None:
     """Raise NotImplementedError for dual tensors: PyTorch would drop a tangent at a custom op without a word."""
     if forward_ad._current_level < 0:  # no dual level is open
@@ -64,16 +96,18 @@ def check_no_tangents(**tensors: Tensor) -> None:
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise UsageError unless q is [B, Hq, Nq, d] and k and v are [B, Hk, Nk, d], Hq a multiple of Hk, d served."""
+    """Raise UsageError unless q is [B, Hq, Nq, d], k [B, Hk, Nk, d] and v [B, Hk, Nk, dv], Hq a multiple of Hk.
+
+    And BadProblem for a d or dv that is not served.
+    """
     (B, Hq, _, d), of_k = q.shape, k.shape
     if of_k == v.shape and (B, d) == (of_k[0], of_k[3]) and of_k[1] and Hq % of_k[1] == 0:
         return check_head_dim(d)  # all is well, as nearly always
-    for name, x in (("k", k), ("v", v)):
-        for axis, letter in ((0, "B"), (3, "d")):
-            if x.shape[axis] != q.shape[axis]:
-                raise UsageError(
-                    f"{name} has {letter}={x.shape[axis]} and q has {letter}={q.shape[axis]}: they must be equal."
-                )
+    for name, x, axis, letter in (("k", k, 0, "B"), ("k", k, 3, "d"), ("v", v, 0, "B")):
+        if x.shape[axis] != q.shape[axis]:
+            raise UsageError(
+                f"{name} has {letter}={x.shape[axis]} and q has {letter}={q.shape[axis]}: they must be equal."
+            )
     for axis, letter in ((1, "Hk"), (2, "Nk")):
         if v.shape[axis] != k.shape[axis]:
             raise UsageError(f"v has {letter}={v.shape[axis]} and k has {letter}={k.shape[axis]}: they must be equal.")
@@ -81,6 +115,7 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if Hq and (Hk == 0 or Hq % Hk):
         raise BadProblem(f"{Hq} query heads over {Hk} key/value heads: Hq must be a multiple of Hk.")
     check_head_dim(q.shape[3])
+    check_head_dim(v.shape[3], "dv")
 
 
 def check_scale(scale: float | None) -> float | None:

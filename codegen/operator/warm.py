@@ -20,7 +20,7 @@ from ..compile import Binary
 from ..engines.cuda import TORCH, CudaEngine, CudaKernel, packed
 from ..engines.engine import Tensor, Value
 
-ALIGN = 16  # bytes that an input must start on to be read in place, as it was when it was recorded
+ALIGN = 16  # bytes that rows must start on to be read in place, as they were when they were recorded
 
 
 class Recorder:
@@ -83,13 +83,14 @@ class Replay:
     launches: tuple[_Launch, ...]
     made: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]  # shape, dtype and whether it is zeroed
     results: tuple[tuple[int, bool] | None, ...]  # which of `made`; as it is, or [B, H, N, d] over [B, N, H, d]
+    views: tuple[int, ...]  # the inputs whose rows are read by 16 bytes
     lock: threading.Lock = field(default_factory=threading.Lock)  # arguments are in one place for all threads
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...] | None:
-        """The results, in the order of their recording; None if an input does not start on 16 bytes."""
+        """The results, in the order of their recording; None if one of `views` does not start on 16 bytes."""
         addresses = [x.data_ptr() for x in inputs]
-        for address in addresses:
-            if address % ALIGN:
+        for which in self.views:
+            if addresses[which] % ALIGN:
                 return None
         driver, like = self.engine.driver, inputs[0]
         made = [like.new_zeros(s, dtype=t) if z else like.new_empty(s, dtype=t) for s, t, z in self.made]
@@ -111,9 +112,11 @@ def replay_of(
 
     `inputs` by the names that kernels know them by, in the order in which a replay is given them; `dtype` is theirs.
     """
-    if not recorder.simple or not recorder.launches or not all(x.aligned for x in inputs.values()):
-        return None
     order = {name: n for n, name in enumerate(inputs)}
+    by_rows = {arg.name for kernel, *_ in recorder.launches for arg in kernel.signature if arg.type == "View<const T>"}
+    views = tuple(order[name] for name in inputs if name in by_rows)
+    if not recorder.simple or not recorder.launches or not all(x.aligned for n, x in inputs.items() if n in by_rows):
+        return None
     address = {tensor.address: len(order) + n for n, (tensor, _) in enumerate(recorder.made)}
     launches = []
     for kernel, grid, block, smem, args in recorder.launches:
@@ -134,7 +137,7 @@ def replay_of(
         for tensor, zeroed in recorder.made
     )
     found = tuple(None if x is None else _place(x, recorder, address[x.address] - len(order)) for x in results)
-    return Replay(recorder.engine, tuple(launches), made, found)
+    return Replay(recorder.engine, tuple(launches), made, found, views)
 
 
 def _place(result: Tensor, recorder: Recorder, index: int) -> tuple[int, bool]:

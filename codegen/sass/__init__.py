@@ -25,8 +25,10 @@ from .listing import Function, Listing, disassemble
 from .measured import as_measured, constants_version
 from .occupancy import blocks_per_sm
 from .path import LoopSummary, Trace
+from .rates import COMPARED, memory_path
 
 __all__ = [
+    "COMPARED",
     "BadConstants",
     "BadCubin",
     "Board",
@@ -51,6 +53,7 @@ __all__ = [
     "constants_version",
     "decode_control",
     "disassemble",
+    "memory_path",
     "predict_time",
     "resource_usage",
     "static_bound",

@@ -86,7 +86,7 @@ def instruction_cost(instruction: Instruction, board: Board) -> Cost:
         kind = PLAIN if opcode.startswith("BAR.ARV") else KINDS.get(base, PLAIN)  # arriving does not wait
         return Cost(CONTROL, 1, kind, later=path.register_latency * (base in VARIABLE_READS))
     if pipe == TENSOR_CORE:
-        return Cost(TENSOR_CORE, tensor_cycles(opcode, board))
+        return Cost(TENSOR_CORE, tensor_cycles(opcode, board), later=path.tensor_latency)
     later = path.special_latency if pipe == SPECIAL else 0.0
     return Cost(pipe, pipe_cycles(base, board.pipes or pipe_rates(board.sm)), later=later)
 

@@ -1,12 +1,13 @@
 """Tables of the machine: which pipe each opcode uses, how long it holds it, and the constants of the memory path.
 
 Marks of a source: [P] what ptxas 13 encodes in stall counts (compile independent copies, read the stalls), [L] Huerta
-et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025, arXiv 2503.20481, [D] data sheet or
-CUDA guide, `fitted` to 26 published figures of FlashAttention-2 on seven GPUs, [?] a guess that hardly matters. Fixed
-latencies need no table: ptxas has put them into the stall counts.
+et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025, arXiv 2503.20481, [T] measured on a
+Quadro RTX 6000 of sm_75 by github.com/connollydavid/tu102, [D] data sheet or CUDA guide, `fitted` to 26 published
+figures of FlashAttention-2 on seven GPUs, [?] a guess that hardly matters. Fixed latencies need no table: ptxas has put
+them into the stall counts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .errors import UnknownArchitecture, UnknownOpcode
 
@@ -29,7 +30,7 @@ class PipeRates:
 
 # fma, alu and convert [P]; special 16 lanes an SM [D]; integer_multiply 64 lanes an SM [D]; half [D].
 RATES = {
-    75: PipeRates(fma=2, packed_fma=4, half=2, integer_multiply=2, alu=2, convert=2, special=8),  # [D], never compared
+    75: PipeRates(fma=2, packed_fma=4, half=2, integer_multiply=2, alu=2, convert=2, special=8),  # [D] [T]
     80: PipeRates(fma=2, packed_fma=4, half=1, integer_multiply=2, alu=2, convert=2, special=8),
     86: PipeRates(fma=1, packed_fma=2, half=1, integer_multiply=2, alu=2, convert=2, special=8),
     87: PipeRates(fma=1, packed_fma=2, half=1, integer_multiply=2, alu=2, convert=2, special=8),  # as 86 [?]
@@ -40,6 +41,8 @@ RATES = {
     120: PipeRates(fma=1, packed_fma=2, half=2, integer_multiply=2, alu=1, convert=2, special=8),
     121: PipeRates(fma=1, packed_fma=2, half=2, integer_multiply=2, alu=1, convert=2, special=8),  # as 120 [?]
 }
+
+COMPARED = frozenset({80, 86, 89, 90, 100, 120})  # predictions of the others were never held against a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,17 @@ class MemoryPath:
     reduction_backlog: float = 600.0  # cycles the L2 port may lag before reductions stall the pipe [?], see model.md
     barrier_cycles: float = 20.0  # last arrival at BAR.SYNC to release [?]
     special_latency: float = 18.0  # MUFU and conversions, beyond the pipe's own cycles [?]
+    tensor_latency: float = 0.0  # the same of HMMA; none where ptxas counts it as stalls, as from sm_80 on [P]
     register_latency: float = 20.0  # S2R, LDC and other reads of variable latency [?]
     local_latency: float = 10.0  # of a refill beyond a shared load's, when L1 hits [?]
     greedy: bool = False  # fitted: loose round robin; [L] says greedy, then youngest
 
 
 MEMORY_PATH = MemoryPath()
+# Turing's shared memory has half the width. All of it [T]; an HMMA takes 14 cycles in a chain, MUFU 15.
+TURING_PATH = replace(
+    MEMORY_PATH, wavefront_cycles=2.0, shared_latency=22.0, special_latency=7.0, tensor_latency=6.0
+)  # fmt: skip
 
 FLOAT = "FFMA FMUL FADD FFMA32I FMUL32I FADD32I"
 PACKED_FLOAT = "FFMA2 FMUL2 FADD2"
@@ -128,6 +136,11 @@ def pipe_rates(sm: int) -> PipeRates:
             f"no pipe rates for sm_{sm}; flashsmith/sass/rates.py knows {', '.join(f'sm_{k}' for k in sorted(RATES))}"
         )
     return RATES[sm]
+
+
+def memory_path(sm: int) -> MemoryPath:
+    """The memory path of an architecture."""
+    return TURING_PATH if sm == 75 else MEMORY_PATH
 
 
 def pipe_of(base: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .kernel import PAD_ROWS, STATS, STATS_ROWS, KernelSpec
+from .staging import staged_registers
 from .tile import KeyBlockTile, QueryBlockTile
 
 BLOCK = 16  # rows and columns of the block that one ldmatrix.x4 reads and two mma take
@@ -18,30 +19,45 @@ _STATISTICS_REGISTERS = 4  # a block of 16 query rows, whose statistics dq holds
 
 
 def padded_columns(spec: KernelSpec) -> int:
-    """Columns of a row in shared memory: d in whole 16-column blocks, in whole panels where warps share columns.
+    """Columns of Q and K in products: d in whole 16-column blocks, in whole panels where warps share columns.
 
     The columns from d on are zero.
     """
-    tile = spec.tile
-    unit = PANEL if isinstance(tile, KeyBlockTile) and tile.row_split > 1 else BLOCK
-    return -(-spec.d // unit) * unit
+    return _in_whole_blocks(spec, spec.d)
 
 
-def swizzled(tile: KeyBlockTile | QueryBlockTile, width: int) -> bool:
+def value_columns(spec: KernelSpec) -> int:
+    """Columns of V and dO in products, from dv as padded_columns from d."""
+    return _in_whole_blocks(spec, spec.dv)
+
+
+def row_columns(spec: KernelSpec) -> int:
+    """Columns of a row in shared memory: those of the wider tensors, so that all rows lie alike."""
+    return max(padded_columns(spec), value_columns(spec))
+
+
+def _in_whole_blocks(spec: KernelSpec, columns: int) -> int:
+    row_split = spec.tile.row_split if isinstance(spec.tile, KeyBlockTile) else 1
+    unit = BLOCK * row_split if row_split == 1 or spec.fp32 else PANEL
+    return -(-columns // unit) * unit
+
+
+def swizzled(tile: KeyBlockTile | QueryBlockTile, width: int, chunk: int = 8) -> bool:
     """Whether rows of `width` columns lie in XOR-swizzled panels; else they are padded to an odd number of chunks.
 
     Swizzled rows lose no byte. Padded ones need fewer registers for addresses: the widest of a key block would spill.
+    Those of fp32, `chunk` 4, are padded: their lanes read words of many rows as well, not whole chunks alone.
     """
-    return width % PANEL == 0 and (width <= WIDEST_SWIZZLED or isinstance(tile, QueryBlockTile))
+    return chunk == 8 and width % PANEL == 0 and (width <= WIDEST_SWIZZLED or isinstance(tile, QueryBlockTile))
 
 
-def layout(tile: KeyBlockTile | QueryBlockTile, width: int) -> str:
+def layout(tile: KeyBlockTile | QueryBlockTile, width: int, chunk: int = 8) -> str:
     """The type in the text that lays out rows of `width` columns.
 
     >>> layout(KeyBlockTile(Br=64, Bc=64, warps=8), 128), layout(KeyBlockTile(Br=64, Bc=64, warps=8), 256)
     ('SwizzledTile', 'PaddedTile')
     """
-    return "SwizzledTile" if swizzled(tile, width) else "PaddedTile"
+    return "SwizzledTile" if swizzled(tile, width, chunk) else "PaddedTile"
 
 
 def has_dS_smem(spec: KernelSpec) -> bool:
@@ -56,7 +72,7 @@ def layouts(spec: KernelSpec) -> frozenset[str]:
     if not isinstance(tile, KeyBlockTile | QueryBlockTile):
         return frozenset()
     inner = [tile.Br] if isinstance(tile, KeyBlockTile) and has_dS_smem(spec) else []
-    return frozenset(layout(tile, width) for width in (padded_columns(spec), *inner))
+    return frozenset(layout(tile, width, spec.chunk) for width in (row_columns(spec), *inner))
 
 
 def slice_columns(tile: KeyBlockTile | QueryBlockTile) -> int:
@@ -81,7 +97,7 @@ def dQ_split(spec: KernelSpec) -> tuple[int, int] | None:
         if down * across == tile.warps
         and tile.Br % (BLOCK * down) == 0
         and width % (BLOCK * across) == 0
-        and (across in (1, 2, 4) or not swizzled(tile, width))
+        and (across in (1, 2, 4) or not swizzled(tile, row_columns(spec), spec.chunk))
     ]
     return min(splits)[1:] if splits else None
 
@@ -113,6 +129,8 @@ def why_bad_key_block(spec: KernelSpec, tile: KeyBlockTile) -> str | None:
     width, step = padded_columns(spec), slice_columns(tile)
     if tile.Br % STATS_ROWS or PAD_ROWS % tile.Br:
         return f"Br={tile.Br}: must be a multiple of {STATS_ROWS} that divides {PAD_ROWS}, as statistics are stored."
+    if spec.fp32 and spec.kernel != "dkdv":
+        return f"{spec.kernel}: not written for fp32, whose dS no ldmatrix can transpose. Use the split backward."
     if tile.row_split not in (1, 2, 4) or tile.warps % tile.row_split:
         return f"row_split={tile.row_split}: must be 1, 2 or 4 and divide warps={tile.warps}."
     if tile.Br % (BLOCK * tile.row_split):
@@ -135,21 +153,21 @@ def why_bad_key_block(spec: KernelSpec, tile: KeyBlockTile) -> str | None:
         return (
             f"warps={tile.warps}: too few to copy {stats_bytes(tile.Br)} B of statistics of Br={tile.Br} rows at once."
         )
-    return _why_bad_copy(spec, tile.stages, swizzled(tile, width)) or _why_many_registers(
+    return _why_bad_copy(spec, tile.stages, swizzled(tile, row_columns(spec), spec.chunk)) or _why_many_registers(
         spec, tile.min_blocks, _key_block_registers(spec, tile)
     )
 
 
 def why_bad_query_block(spec: KernelSpec, tile: QueryBlockTile) -> str | None:
     """The rule that the shares of a QueryBlockTile break, as a sentence with both numbers; None if they break none."""
-    width, step = padded_columns(spec), slice_columns(tile)
+    step = slice_columns(tile)
     if tile.Br < BLOCK * tile.warps or tile.Br % (BLOCK * tile.warps):
         return f"Br={tile.Br} over {tile.warps} warps: each needs a multiple of {BLOCK} query rows."
     if tile.Bc < BLOCK or tile.Bc % BLOCK:
         return f"Bc={tile.Bc}: must be a multiple of {BLOCK}."
     if step % BLOCK or tile.Bc % step:
         return f"slice={tile.slice}: must be 0 or a multiple of {BLOCK} that divides Bc={tile.Bc}."
-    return _why_bad_copy(spec, tile.stages, swizzled(tile, width)) or _why_many_registers(
+    return _why_bad_copy(spec, tile.stages, swizzled(tile, row_columns(spec), spec.chunk)) or _why_many_registers(
         spec, tile.min_blocks, _query_block_registers(spec, tile)
     )
 
@@ -163,8 +181,21 @@ def _why_bad_copy(spec: KernelSpec, stages: int, rows_swizzled: bool) -> str | N
     return None
 
 
+def spare_registers(spec: KernelSpec) -> int:
+    """Registers of a thread that a tile leaves free, roughly: what its launch bounds give less what it needs."""
+    tile = spec.tile
+    if isinstance(tile, KeyBlockTile):
+        return _given(spec, tile.min_blocks) - _key_block_registers(spec, tile)
+    assert isinstance(tile, QueryBlockTile)
+    return _given(spec, tile.min_blocks) - _query_block_registers(spec, tile)
+
+
+def _given(spec: KernelSpec, min_blocks: int) -> int:
+    return min(255, 65536 // (spec.threads * min_blocks) // 8 * 8)
+
+
 def _why_many_registers(spec: KernelSpec, min_blocks: int, need: int) -> str | None:
-    given = min(255, 65536 // (spec.threads * min_blocks) // 8 * 8)
+    given = _given(spec, min_blocks)
     if need > given:
         return (
             f"{spec.key} needs about {need} registers a thread; {min_blocks} block(s) of {spec.threads} threads leave "
@@ -174,20 +205,29 @@ def _why_many_registers(spec: KernelSpec, min_blocks: int, need: int) -> str | N
 
 
 def _key_block_registers(spec: KernelSpec, tile: KeyBlockTile) -> int:
-    """Registers that live at once, at most: a 16 x n fp32 accumulator takes n / 2, a 16-bit fragment n / 4."""
+    """Registers that live at once, at most: a 16 x n fp32 accumulator or fragment takes n / 2, a 16-bit one n / 4."""
     blocks = tile.Bc * tile.row_split // tile.warps // BLOCK
-    width, step = padded_columns(spec), slice_columns(tile)
-    kept = blocks * width // tile.row_split  # dK and dV
+    width, values, step = padded_columns(spec), value_columns(spec), slice_columns(tile)
+    kept = blocks * (width + values) // 2 // tile.row_split  # dK and dV
     if tile.v_regs:
-        kept += blocks * width // 4
-    scores = blocks * step if tile.weave else blocks * step * 3 // 4  # S, or P rounded, beside dP
+        kept += blocks * values * 2 // spec.chunk
+    scores = blocks * step if tile.weave or spec.fp32 else blocks * step * 3 // 4  # S, or P rounded, beside dP
     split = dQ_split(spec) if spec.kernel == "fused" else None
     of_dQ = tile.Br // split[0] * (width // split[1]) // 32 if split else 0
-    return kept + max(scores, of_dQ) + _OTHER_REGISTERS
+    return kept + max(scores, of_dQ + _on_the_way(spec, tile.Br, width)) + _OTHER_REGISTERS
 
 
 def _query_block_registers(spec: KernelSpec, tile: QueryBlockTile) -> int:
     blocks = tile.Br // tile.warps // BLOCK
     width, step = padded_columns(spec), slice_columns(tile)
-    kept = blocks * width // 2 + (blocks * width // 4 if tile.q_regs else 0)
-    return kept + blocks * step + blocks * _STATISTICS_REGISTERS + _OTHER_REGISTERS
+    kept = blocks * width // 2 + (blocks * width * 2 // spec.chunk if tile.q_regs else 0)
+    scores = max(blocks * step, blocks * step // 4 + _on_the_way(spec, tile.Bc, width))
+    return kept + scores + blocks * _STATISTICS_REGISTERS + _OTHER_REGISTERS
+
+
+def _on_the_way(spec: KernelSpec, rows: int, width: int) -> int:
+    """Of the two tiles that come next, where they wait in registers: when S and dP are dead, and dS is alive.
+
+    Not counted for the widest heads: there is no tile with room for them, and ptxas spills some, which costs less.
+    """
+    return 2 * staged_registers(spec, rows, width) if width <= WIDEST_SWIZZLED else 0

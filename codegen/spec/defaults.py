@@ -8,6 +8,7 @@ from .backward_defaults import default_key_block, default_query_block, published
 from .forward_defaults import default_forward, published_forward, short_forward
 from .gpu import Gpu
 from .kernel import KernelName
+from .limits import check_dtype
 from .problem import Problem
 from .tile import RowTile, Tile
 
@@ -17,16 +18,18 @@ def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu, *, spilling: bo
 
     With `spilling` the best by the same arithmetic, even where ptxas is known to spill a few registers: it may be
     faster all the same, so a search tries it.
+
+    Raises BadProblem for a dtype that the GPU does not multiply, NoTunedKernel where no tile fits it.
     """
-    dtype, d, causal = problem.dtype, problem.d, problem.causal
+    check_dtype(problem.dtype, gpu)
     if kernel in ("forward", "partial"):
-        return short_forward(problem, gpu) or default_forward(dtype, d, causal, gpu, spilling=spilling)
+        return short_forward(problem, gpu) or default_forward(problem, gpu, spilling=spilling)
     if kernel == "dq":
-        return default_query_block(dtype, d, causal, gpu, spilling=spilling)
+        return default_query_block(problem, gpu, spilling=spilling)
     if kernel in ("delta", "combine"):
         return RowTile()
     of: Literal["fused", "dkdv"] = "dkdv" if kernel == "dkdv" else "fused"  # convert reads what fused accumulates
-    return default_key_block(of, dtype, d, causal, gpu, spilling=spilling)
+    return default_key_block(of, problem, gpu, spilling=spilling)
 
 
 def published_tiles(kernel: KernelName, problem: Problem, gpu: Gpu) -> tuple[Tile, ...]:

@@ -39,9 +39,14 @@ class Gpu:
     l2_latency: int  # clocks
 
     @property
+    def reserved_smem_bytes(self) -> int:
+        """Shared memory that the driver keeps of every resident block."""
+        return RESERVED_SMEM if self.sm >= 80 else 0
+
+    @property
     def smem_block_bytes(self) -> int:
         """Shared memory that one block may have, dynamic and static together."""
-        return self.smem_sm_kb * KB - RESERVED_SMEM if self.sm >= 80 else self.smem_sm_kb * KB
+        return self.smem_sm_kb * KB - self.reserved_smem_bytes
 
     @property
     def smem_sm_bytes(self) -> int:
@@ -60,8 +65,8 @@ class Gpu:
 
     @property
     def served(self) -> bool:
-        """Whether the templates make kernels for it: mma.sync m16n8k16 and cp.async need sm_80."""
-        return self.sm >= 80
+        """Whether the templates make kernels for it: ldmatrix and mma.sync m16n8k8 need sm_75."""
+        return self.sm >= 75
 
 
 _AMPERE = "A100 white paper, table 4: 1024 FMA a clock and SM"
@@ -74,7 +79,7 @@ GPUS: dict[str, Gpu] = {
     for gpu in (
         Gpu(key="t4", name="Tesla T4", sm=75, sms=40, clock_ghz=1.59, tensor_flops_clk=1024,
             tensor_source="Turing white paper: 512 FMA a clock and SM, fp16 only", smem_sm_kb=64, threads_sm=1024,
-            hbm_gbs=320, memory_gb=16, l2_mb=4, l2_bytes_clk=16, l2_latency=300, source="T4 data sheet"),
+            hbm_gbs=320, memory_gb=16, l2_mb=4, l2_bytes_clk=16, l2_latency=235, source="T4 data sheet"),
         Gpu(key="a100", name="NVIDIA A100 80GB", sm=80, sms=108, clock_ghz=1.41, tensor_flops_clk=2048,
             tensor_source=_AMPERE, smem_sm_kb=164, threads_sm=2048, hbm_gbs=2039, memory_gb=80, l2_mb=40,
             l2_bytes_clk=16, l2_latency=270, source="A100 80GB data sheet"),
@@ -171,7 +176,7 @@ def served_gpu(name: str) -> Gpu:
     gpu = find_gpu(name)
     if not gpu.served:
         raise UnknownGpu(
-            f"{gpu.key} has compute capability {gpu.sm / 10}; the kernels need 8.0 (mma.sync m16n8k16, cp.async)."
+            f"{gpu.key} has compute capability {gpu.sm / 10}; the kernels need 7.5 (ldmatrix, mma.sync m16n8k8)."
         )
     return gpu
 

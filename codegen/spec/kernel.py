@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from .problem import Dtype, Problem, check_head_dim
+from ..errors import BadProblem
+from .features import PLAIN, Features, TableDtype
+from .problem import ELEMENT_BYTES, Dtype, Problem, check_head_dim
 from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile, tile_key
 
 KernelName = Literal["forward", "partial", "combine", "delta", "fused", "convert", "dkdv", "dq"]
@@ -33,9 +36,14 @@ STATS = 3  # numbers that `delta` leaves for each row: see SIGNATURES["delta"]
 STATS_ROWS = 16  # rows whose statistics lie together
 PAD_ROWS = 128  # statistics are written for a multiple of this many rows, so that no tile reads past them
 
-ArgType = Literal["View<const T>", "View<T>", "Walk", "const float*", "float*", "int", "float"]
+ArgType = Literal[
+    "View<const T>", "View<T>", "Walk", "const float*", "float*", "const int*", "const i64*", "int", "float",
+    "score_mod::Table<float>", "score_mod::Table<score_mod::fp16>", "score_mod::Table<score_mod::bf16>",
+]  # fmt: skip
 ARG_BYTES: dict[ArgType, int] = {
-    "View<const T>": 32, "View<T>": 32, "Walk": 16, "const float*": 8, "float*": 8, "int": 4, "float": 4,
+    "View<const T>": 32, "View<T>": 32, "Walk": 16, "const float*": 8, "float*": 8, "const int*": 8, "const i64*": 8,
+    "int": 4, "float": 4,
+    "score_mod::Table<float>": 56, "score_mod::Table<score_mod::fp16>": 56, "score_mod::Table<score_mod::bf16>": 56,
 }  # fmt: skip
 
 
@@ -63,24 +71,44 @@ class KernelSpec:
     causal: bool
     tile: Tile
     sm: int  # compute capability times ten: 80 for an A100
+    dv: int = 0  # head dimension of V and O; 0: d
+    features: Features = PLAIN
 
     def __post_init__(self) -> None:
         check_head_dim(self.d)
         if not isinstance(self.tile, TILE_OF[self.kernel]):
             raise TypeError(f"{self.kernel} takes a {TILE_OF[self.kernel].__name__}, not {type(self.tile).__name__}.")
-        if self.causal and self.kernel not in MASKED:
-            object.__setattr__(self, "causal", False)
+        causal = (self.causal or self.features.shifted) and self.kernel in MASKED
+        object.__setattr__(self, "causal", causal)
+        object.__setattr__(self, "features", self.features.of(self.kernel))
+        d, dv = self.d, self.dv or self.d
+        object.__setattr__(self, "d", dv if self.kernel == "delta" else d)  # it reads O and dO alone
+        object.__setattr__(self, "dv", dv)
+        check_head_dim(self.dv, "dv")
+        if self.kernel in ("partial", "combine") and not (self.plain and d == dv):
+            raise BadProblem(
+                f"{self.kernel} serves plain and causal attention with d = dv; others run whole, in forward."
+            )
 
     @classmethod
     def of(cls, kernel: KernelName, problem: Problem, tile: Tile, sm: int) -> KernelSpec:
         """The spec of `kernel` for the part of `problem` that its text depends on."""
-        return cls(kernel=kernel, dtype=problem.dtype, d=problem.d, causal=problem.causal, tile=tile, sm=sm)
+        return cls(
+            kernel=kernel, dtype=problem.dtype, d=problem.d, dv=problem.value_dim, causal=problem.causal, tile=tile,
+            sm=sm, features=problem.features,
+        )  # fmt: skip
+
+    @property
+    def plain(self) -> bool:
+        """Whether the text has no feature."""
+        return self.features.plain
 
     @property
     def key(self) -> str:
         """Readable, sorts well, names a folder: forward_bf16_d128_causal_sm80_Br128_Bc64_w4_q0_lazy0_b2."""
-        mask = "_causal" if self.causal else ""
-        return f"{self.kernel}_{self.dtype}_d{self.d}{mask}_sm{self.sm}_{tile_key(self.tile)}"
+        dims = f"d{self.d}" + (f"_dv{self.dv}" if self.dv != self.d else "")
+        mask = "_causal" if self.causal and not self.features.shifted else ""
+        return f"{self.kernel}_{self.dtype}_{dims}{mask}{self.features.key}_sm{self.sm}_{tile_key(self.tile)}"
 
     @property
     def threads(self) -> int:
@@ -88,14 +116,34 @@ class KernelSpec:
         return 32 * self.tile.warps
 
     @property
+    def fp32(self) -> bool:
+        """Whether the products are of fp32, each three of TF32 parts: see ptx.j2."""
+        return self.dtype == "fp32"
+
+    @property
+    def chunk(self) -> int:
+        """Elements of 16 bytes: what a lane copies at once, and a row of an ldmatrix matrix."""
+        return 16 // ELEMENT_BYTES[self.dtype]
+
+    @property
+    def depth(self) -> int:
+        """Columns of A and rows of B that a matrix product of the tensor cores adds up: 32 bytes of a row."""
+        return 2 * self.chunk
+
+    @property
     def half_step(self) -> bool:
-        """Whether d / 8 is odd: sums over d end in a half step (mma m16n8k8), and the columns of d in a half block."""
-        return self.d % 16 != 0
+        """Whether sums over d, and the columns of d, end in a half step (m16n8k8 of 16 bits, d / 8 odd)."""
+        return self.d % self.depth != 0
+
+    @property
+    def half_values(self) -> bool:
+        """Whether the columns of O end in a half block (16 bits, dv / 8 odd)."""
+        return self.dv % self.depth != 0
 
     @property
     def signature(self) -> tuple[Arg, ...]:
         """The kernel's parameters in order."""
-        return SIGNATURES[self.kernel]
+        return signature(self.kernel, self.features, values="dv" if self.dv != self.d else "d")
 
 
 def _view(name: str, shape: str, const: bool = True) -> Arg:
@@ -186,3 +234,70 @@ SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
         *_SIZES, *_SCALES,
     ),
 }  # fmt: skip
+
+# Tensors whose rows are as long as those of V.
+_OF_VALUES = frozenset({"V", "O", "dO", "dV"})
+
+_CU = (
+    Arg("const int*", "cu_q", "[B + 1], where the rows of each sequence begin in Q; the last: how many there are"),
+    Arg("const int*", "cu_k", "[B + 1], and in K and V"),
+    Arg("int", "all_q", "query rows of all sequences"),
+    Arg("int", "B", "sequences"),
+)
+_TABLE_TYPES: dict[TableDtype, ArgType] = {
+    "fp32": "score_mod::Table<float>", "fp16": "score_mod::Table<score_mod::fp16>",
+    "bf16": "score_mod::Table<score_mod::bf16>",
+}  # fmt: skip
+
+
+def signature(kernel: KernelName, features: Features, values: str = "d") -> tuple[Arg, ...]:
+    """The parameters of a kernel: those of the plain one, renamed where a feature has another use for a name, and more.
+
+    `values`: what the text calls the head dimension of V and O.
+    """
+    return (*(_renamed(arg, features, values) for arg in SIGNATURES[kernel]), *_of_features(kernel, features))
+
+
+def _renamed(arg: Arg, features: Features, values: str) -> Arg:
+    if values != "d" and arg.name in _OF_VALUES:
+        arg = replace(arg, note=arg.note.replace(", d]", f", {values}]"))
+    if features.packed:
+        note = arg.note.replace("B, Hq, Nq", "1, Hq, all_q").replace("B, Hk, Nk", "1, Hk, all keys")
+        note = note.replace("[1, Hq, all_q]", "[Hq, all_q]")
+        arg = replace(arg, note=note)
+    longest = (arg.name == "Nq" and features.packed) or (arg.name == "Nk" and features.lengths != "uniform")
+    if longest:
+        return replace(arg, name=f"max_{arg.name}", note=f"{arg.note}, of the longest sequence")
+    if features.score_mod and arg.name in ("scale", "scale_log2"):
+        name = arg.name.replace("scale", "score_scale")
+        return replace(arg, name=name, note=f"{arg.note}; then comes score_mod")
+    return arg
+
+
+def _of_features(kernel: KernelName, features: Features) -> Iterator[Arg]:
+    if features.packed:
+        yield from _CU
+    if features.lengths == "padded":
+        yield Arg("const int*", "k_lens", "[B], keys of each sequence; the others are not seen")
+    if features.left:
+        yield Arg("int", "left", "keys that a query sees before its own")
+    if features.shifted:
+        yield Arg("int", "right", "keys that a query sees behind its own")
+    if features.sinks:
+        yield Arg("const float*", "sinks", "[Hq], a logit of each head that has no value")
+    if features.sinks and kernel == "delta":
+        yield Arg("float*", "dsinks", "[B, Hq, Nq], what each row adds to the gradient of its head's sink")
+    if features.dropout:
+        yield from _of_dropout(kernel)
+    if features.score_mod:
+        for table in features.score_mod.tables:
+            yield Arg(_TABLE_TYPES[table.dtype], f"table_{table.name}", f"`{table.name}` of score_mod")
+        for table in features.score_mod.grads:
+            yield Arg("score_mod::Table<float>", f"grad_{table.name}", f"the gradient of `{table.name}`, added up")
+
+
+def _of_dropout(kernel: KernelName) -> Iterator[Arg]:
+    if kernel != "delta":
+        yield Arg("const i64*", "rng", "[2], seed and offset of the random numbers")
+        yield Arg("int", "keep_below", "a weight is kept if its 16 random bits are below")
+    yield Arg("float", "keep", "the share of the weights that is kept, keep_below / 65536")

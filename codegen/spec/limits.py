@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import BadProblem
 from . import backward_shape as shape
+from .feature_shape import why_bad_with_features
 from .forward_shape import forward_registers, why_bad_forward
-from .gpu import REGISTERS_PER_SM, RESERVED_SMEM, Gpu
+from .gpu import REGISTERS_PER_SM, Gpu
 from .kernel import KernelSpec
 from .order import why_bad_order
+from .problem import ELEMENT_BYTES, Dtype
+from .staging import has_cp_async
 from .tile import ForwardTile, KeyBlockTile, QueryBlockTile
 
-CHUNK = 16  # bytes of a cp.async, of an ldmatrix row, of eight 16-bit elements
+CHUNK = 16  # bytes of a cp.async, of an ldmatrix row
 LANES_A_ROW = 8  # lanes that copy one row; a copy pass is 128 bytes wide
 MAX_WARPS = 16
 MAX_REGISTERS = 255
@@ -33,26 +37,27 @@ def copy_rows(spec: KernelSpec) -> int:
     return spec.threads // LANES_A_ROW
 
 
-def padded_row_bytes(columns: int) -> int:
-    """Bytes of a shared row of `columns` 16-bit elements, padded to an odd number of 16-byte chunks.
+def padded_row_bytes(columns: int, chunk: int = 8) -> int:
+    """Bytes of a shared row of `columns` elements, `chunk` of them in 16 bytes, padded to an odd number of such chunks.
 
     Eight rows of an ldmatrix then start in eight different bank groups, and an address is a register plus an immediate.
 
-    >>> padded_row_bytes(128), padded_row_bytes(72)
-    (272, 144)
+    >>> padded_row_bytes(128), padded_row_bytes(72), padded_row_bytes(128, chunk=4)
+    (272, 144, 528)
     """
-    return (columns // 8 | 1) * CHUNK
+    return (columns // chunk | 1) * CHUNK
 
 
 def buffers(spec: KernelSpec) -> tuple[Buffer, ...]:
     """The dynamic shared memory of a kernel, in order; the emitted text takes its offsets from here."""
     tile = spec.tile
     if isinstance(tile, ForwardTile):
-        rows = padded_row_bytes(spec.d)
+        rows, of_V = padded_row_bytes(spec.d, spec.chunk), padded_row_bytes(spec.dv, spec.chunk)
+        of_Q = max(rows, of_V)  # O takes Q's place
         return _lay_out(
-            ("Q_smem", tile.Br * rows, f"[{tile.Br}][{spec.d}], rows of {rows} B"),
+            ("Q_smem", tile.Br * of_Q, f"[{tile.Br}][{spec.d}], rows of {of_Q} B"),
             ("K_smem", tile.Bc * rows, f"[{tile.Bc}][{spec.d}], rows of {rows} B"),
-            ("V_smem", tile.Bc * rows, f"[{tile.Bc}][{spec.d}], rows of {rows} B"),
+            ("V_smem", tile.Bc * of_V, f"[{tile.Bc}][{spec.dv}], rows of {of_V} B"),
         )
     if isinstance(tile, KeyBlockTile) and spec.kernel != "convert":
         return _key_block_buffers(spec, tile)
@@ -65,9 +70,9 @@ def buffers(spec: KernelSpec) -> tuple[Buffer, ...]:
 
 
 def _key_block_buffers(spec: KernelSpec, tile: KeyBlockTile) -> tuple[Buffer, ...]:
-    width = shape.padded_columns(spec)
-    keys, queries = tile_bytes(tile, tile.Bc, width), tile_bytes(tile, tile.Br, width)
-    stages, scores = f"[{tile.stages}]", tile_bytes(tile, tile.Bc, tile.Br)
+    width = shape.row_columns(spec)
+    keys, queries = tile_bytes(spec, tile, tile.Bc, width), tile_bytes(spec, tile, tile.Br, width)
+    stages, scores = f"[{tile.stages}]", tile_bytes(spec, tile, tile.Bc, tile.Br)
     items = [("K_smem", keys, f"[{tile.Bc}][{width}]")]
     if not tile.v_regs:
         items += [("V_smem", keys, f"[{tile.Bc}][{width}]")]
@@ -75,17 +80,18 @@ def _key_block_buffers(spec: KernelSpec, tile: KeyBlockTile) -> tuple[Buffer, ..
         ("Q_smem", tile.stages * queries, f"{stages}[{tile.Br}][{width}]"),
         ("dO_smem", tile.stages * queries, f"{stages}[{tile.Br}][{width}]"),
     ]
+    of_fragments = ELEMENT_BYTES[spec.dtype] * tile.Bc * tile.Br
     if shape.has_dS_smem(spec):
-        items += [("dS_smem", scores, f"dS^T [{tile.Bc}][{tile.Br}]")]
+        items += [("dS_smem", of_fragments if spec.fp32 else scores, f"dS^T [{tile.Bc}][{tile.Br}]")]
     if tile.row_split > 1:
-        items += [("P_smem", 2 * tile.Bc * tile.Br, f"P^T [{tile.Bc}][{tile.Br}] in the order of the fragments")]
+        items += [("P_smem", of_fragments, f"P^T [{tile.Bc}][{tile.Br}] in the order of the fragments")]
     items += [("stats_smem", tile.stages * shape.stats_bytes(tile.Br), f"{stages}[{tile.Br // 16}][3][16] floats")]
     return _lay_out(*items)
 
 
 def _query_block_buffers(spec: KernelSpec, tile: QueryBlockTile) -> tuple[Buffer, ...]:
-    width = shape.padded_columns(spec)
-    keys, queries = tile_bytes(tile, tile.Bc, width), tile_bytes(tile, tile.Br, width)
+    width = shape.row_columns(spec)
+    keys, queries = tile_bytes(spec, tile, tile.Bc, width), tile_bytes(spec, tile, tile.Br, width)
     return _lay_out(
         ("Q_smem", queries, f"[{tile.Br}][{width}]"),
         ("dO_smem", queries, f"[{tile.Br}][{width}]"),
@@ -94,9 +100,11 @@ def _query_block_buffers(spec: KernelSpec, tile: QueryBlockTile) -> tuple[Buffer
     )
 
 
-def tile_bytes(tile: KeyBlockTile | QueryBlockTile, rows: int, width: int) -> int:
+def tile_bytes(spec: KernelSpec, tile: KeyBlockTile | QueryBlockTile, rows: int, width: int) -> int:
     """Bytes of a backward kernel's shared tile: rows in swizzled panels lose nothing, others are padded."""
-    return rows * (2 * width if shape.swizzled(tile, width) else padded_row_bytes(width))
+    if shape.swizzled(tile, width, spec.chunk):
+        return rows * width * CHUNK // spec.chunk
+    return rows * padded_row_bytes(width, spec.chunk)
 
 
 def _lay_out(*items: tuple[str, int, str]) -> tuple[Buffer, ...]:
@@ -114,16 +122,32 @@ def smem_bytes(spec: KernelSpec) -> int:
 
 def why_illegal(spec: KernelSpec, gpu: Gpu) -> str | None:
     """The limit that `spec` breaks on `gpu`, as a sentence with both numbers; None if it fits."""
-    return _why_bad_shape(spec) or _why_too_large(spec, gpu)
+    return why_no_dtype(spec.dtype, gpu) or _why_bad_shape(spec) or _why_too_large(spec, gpu)
+
+
+def why_no_dtype(dtype: Dtype, gpu: Gpu) -> str | None:
+    """Why the tensor cores of `gpu` cannot multiply `dtype`, as a sentence; None if they can."""
+    if dtype != "fp16" and gpu.sm < 80:
+        return f"{dtype} needs sm_80, and {gpu.key} is sm_{gpu.sm}. Use fp16 on {gpu.key}."
+    return None
+
+
+def check_dtype(dtype: Dtype, gpu: Gpu) -> None:
+    """Raise BadProblem unless the tensor cores of `gpu` multiply `dtype`."""
+    reason = why_no_dtype(dtype, gpu)
+    if reason:
+        raise BadProblem(reason)
 
 
 def _why_bad_shape(spec: KernelSpec) -> str | None:
-    tile, bad_order = spec.tile, why_bad_order(spec)
-    if bad_order:
-        return bad_order
+    tile, bad = spec.tile, why_bad_order(spec) or why_bad_with_features(spec)
+    if bad:
+        return bad
     for name in ("Br", "Bc", "stages", "row_split", "min_blocks"):
         if getattr(tile, name, 1) < 1:
             return f"{name}={getattr(tile, name)}: must be 1 or more."
+    if getattr(tile, "stages", 1) > 1 and not has_cp_async(spec):
+        return f"stages=2: on sm_{spec.sm}, without cp.async, the next tile waits in registers. Use stages=1."
     if not 1 <= tile.warps <= MAX_WARPS:
         return f"warps={tile.warps}: a block has 1 to {MAX_WARPS} warps."
     if isinstance(tile, ForwardTile):
@@ -162,7 +186,7 @@ def _why_too_many(spec: KernelSpec, gpu: Gpu) -> str | None:
                 f"{blocks} leave {given} registers a thread, and it needs about {need}. "
                 "Use a smaller Br, Bc or q_steps."
             )
-    need, given = min_blocks * (smem_bytes(spec) + RESERVED_SMEM), gpu.smem_sm_bytes
+    need, given = min_blocks * (smem_bytes(spec) + gpu.reserved_smem_bytes), gpu.smem_sm_bytes
     if need > given:
         return f"{blocks} need {need} B of shared memory; an SM of {gpu.key} has {given} B. Use a smaller Br or Bc."
     need, given = min_blocks * spec.threads, gpu.threads_sm
@@ -178,5 +202,5 @@ def blocks_per_sm(spec: KernelSpec, gpu: Gpu, registers: int) -> int:
     calculator).
     """
     warps_of_registers = 4 * (REGISTERS_PER_SM // 4 // (32 * (-(-registers // 8) * 8)))
-    by_smem = gpu.smem_sm_bytes // (smem_bytes(spec) + RESERVED_SMEM)
+    by_smem = gpu.smem_sm_bytes // (smem_bytes(spec) + gpu.reserved_smem_bytes)
     return min(warps_of_registers // spec.tile.warps, by_smem, gpu.threads_sm // spec.threads, MAX_BLOCKS)

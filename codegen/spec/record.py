@@ -16,8 +16,9 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from filelock import FileLock
 
 from ..errors import BadRecord, UsageError
+from .features import PLAIN, Features, ScoreMod, Table
 from .kernel import TILE_OF, KernelName, KernelSpec
-from .problem import Dtype
+from .problem import Dtype, Problem
 from .search import Search, TimedTile
 from .tile import Tile
 
@@ -57,18 +58,36 @@ class Record:
     source_sha256: str  # of the text that was timed: another text makes the record stale
     nvrtc: str
     search: Search | None = None  # None: it was not kept
+    dv: int = 0  # head dimension of v; 0: d
+    features: Features = PLAIN
+
+    @property
+    def text(self) -> str:
+        """What the kernel's text depends on beside its tile, in words, as Problem.text."""
+        words = [self.dtype, f"d={self.d}"]
+        words += [f"dv={self.dv}"] if self.dv else []
+        words += ["causal"] if self.causal and not self.features.shifted else []
+        return " ".join((*words, *self.features.words))
 
     @property
     def spec(self) -> KernelSpec:
         """The kernel that the record speaks of."""
         return KernelSpec(
-            kernel=self.kernel, dtype=self.dtype, d=self.d, causal=self.causal, tile=self.tile, sm=self.sm
+            kernel=self.kernel, dtype=self.dtype, d=self.d, causal=self.causal, tile=self.tile, sm=self.sm, dv=self.dv,
+            features=self.features,
         )  # fmt: skip
 
     @property
-    def place(self) -> tuple[str, str, int, bool, int, int, int, int, int]:
+    def place(self) -> tuple[str, str, int, int, bool, str, int, int, int, int, int]:
         """What a record is the only one for; also its order in the file."""
-        return (self.kernel, self.dtype, self.d, self.causal, self.Nq, self.Nk, self.B, self.Hq, self.Hk)
+        return (
+            self.kernel, self.dtype, self.d, self.dv, self.causal, " ".join(self.features.words), self.Nq, self.Nk,
+            self.B, self.Hq, self.Hk,
+        )  # fmt: skip
+
+    def serves_text_of(self, problem: Problem) -> bool:
+        """Whether the kernel's text for `problem` differs from the record's in its tile alone."""
+        return self.spec == KernelSpec.of(self.kernel, problem, self.tile, self.sm)
 
 
 def record_path(folder: Path, gpu: str) -> Path:
@@ -139,9 +158,13 @@ def _file_text(records: Iterable[Record]) -> str:
 def _record_text(record: Record) -> str:
     """A line for what the record is of, and one for each part, so that a difference of two files shows what changed."""
     values = asdict(record)
-    parts = {name: values.pop(name) for name in ("tile", "evidence", "search")}
+    parts = {name: values.pop(name) for name in ("features", "tile", "evidence", "search")}
     if record.search is None:
         del parts["search"]
+    if record.features.plain:
+        del parts["features"]
+    if not record.dv:
+        del values["dv"]
     lines = [json.dumps(values)[1:-1], *(f'"{name}": {json.dumps(part)}' for name, part in parts.items())]
     return "{" + ",\n ".join(lines) + "}"
 
@@ -166,12 +189,23 @@ def _record(item: dict[str, Any]) -> Record:
     tile_type = TILE_OF[item["kernel"]]
     tile, evidence = tile_type(**item["tile"]), Evidence(**item["evidence"])
     search = _search(item["search"], tile_type) if item.get("search") else None
-    record = Record(**{**item, "tile": tile, "evidence": evidence, "search": search})
-    for part in (record, tile, evidence):
+    features = _features(item["features"]) if "features" in item else PLAIN
+    record = Record(**{**item, "tile": tile, "evidence": evidence, "search": search, "features": features})
+    for part in (record, tile, evidence, features):
         _check_types(part)
     if evidence.time_ms <= 0:
         raise ValueError(f"time_ms is {evidence.time_ms}, and a launch takes time")
     return record
+
+
+def _features(item: dict[str, Any]) -> Features:
+    mod = item.get("score_mod")
+    if mod is None:
+        return Features(**item)
+    tables = tuple(Table(**table) for table in mod["tables"])
+    for table in tables:
+        _check_types(table)
+    return Features(**{**item, "score_mod": ScoreMod(text=mod["text"], tables=tables)})
 
 
 def _search(item: dict[str, Any], tile_type: type[Tile]) -> Search:
@@ -189,7 +223,7 @@ def _search(item: dict[str, Any], tile_type: type[Tile]) -> Search:
     return search
 
 
-def _check_types(part: Record | Tile | Evidence | Search | TimedTile) -> None:
+def _check_types(part: Record | Tile | Evidence | Search | TimedTile | Features | Table) -> None:
     """Raise TypeError for a field of another type than declared: a tile of "64" would fail far from here."""
     for name, kind in _types_of(cast(Hashable, type(part))).items():
         value = getattr(part, name)

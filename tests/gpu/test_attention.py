@@ -225,13 +225,13 @@ def test_compiled_is_eager(device: torch.device) -> None:
 @pytest.mark.parametrize("how", ["contiguous", "transposed", "sliced"])
 def test_opcheck(how: str, device: torch.device) -> None:
     """PyTorch's own checks of a custom op: schema, fake strides, autograd registration (BUG-18)."""
-    from flashsmith.operator.op import _forward
+    from flashsmith.operator.library import plain_forward
 
     x = normal(device, 2, 4, 65, 64)
     made = {"contiguous": x, "transposed": x.transpose(1, 2).contiguous().transpose(1, 2), "sliced": x[:, :, 1:]}[how]
     inputs = [made.detach().requires_grad_() for _ in range(3)]
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(_forward, (*inputs, None, True, False, True), test_utils=tests)
+    torch.library.opcheck(plain_forward, (*inputs, None, True, False, True), test_utils=tests)
 
 
 def test_what_a_forward_keeps(device: torch.device) -> None:

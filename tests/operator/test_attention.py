@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flashsmith import reference
-from flashsmith.operator import dispatch
-from flashsmith.operator import op as torch_op
+from flashsmith.operator import dispatch, library
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -244,12 +243,12 @@ def variants() -> dict[str, list[Tensor]]:
 def test_the_ops_pass_opcheck(name: str, bnhd: bool) -> None:
     """Schema, autograd registration, and fake shapes, dtypes and strides beside real ones."""
     q, k, v = variants()[name]
-    torch.library.opcheck(torch_op._forward, (q, k, v, None, True, bnhd, False))
+    torch.library.opcheck(library.plain_forward, (q, k, v, None, True, bnhd, False))
     q, k, v = (x.detach() for x in (q, k, v))
-    O, m, l = torch_op._forward(q, k, v, None, True, bnhd, False)
+    O, m, l = library.plain_forward(q, k, v, None, True, bnhd, False)
     for needs in ((True, True, True), (False, True, False)):
         inputs = (torch.ones_like(O), torch.ones_like(l), q, k, v, O, m, l, None, True, bnhd, False, *needs)
-        torch.library.opcheck(torch_op._backward, inputs)
+        torch.library.opcheck(library.plain_backward, inputs)
 
 
 def test_compiled_without_a_break_and_once_for_all_lengths() -> None:

@@ -160,10 +160,18 @@ def test_few_queries_run_by_parts_with_their_heads_packed(layout: Any, monkeypat
     assert list(tiles) == ["partial", "combine"] and parts > 1 and tiles["partial"].packed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_wide_dtypes_are_refused_by_the_kernels(dtype: torch.dtype, emulator: None) -> None:
-    with pytest.raises(TypeError, match=rf"are {dtype}: the kernels serve torch.bfloat16 and torch.float16"):
-        fs.attention(*qkv(dtype))
+def test_float64_is_refused_by_the_kernels(emulator: None) -> None:
+    served = "torch.bfloat16 and torch.float16 and torch.float32"
+    with pytest.raises(TypeError, match=rf"are torch.float64: the kernels serve {served}"):
+        fs.attention(*qkv(torch.float64))
+
+
+def test_float32_is_nearly_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = outputs(qkv(torch.float64))
+    monkeypatch.setenv("FLASHSMITH_ENGINE", "emulator")
+    for got, exact in zip(outputs(qkv(torch.float32)), want, strict=True):
+        assert got.dtype == torch.float32
+        assert (got.double() - exact).abs().max() <= 5e-6 * exact.abs().max()
 
 
 @pytest.mark.parametrize(("Nq", "Nk"), [(5, 0), (0, 5)])

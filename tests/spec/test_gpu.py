@@ -114,8 +114,10 @@ def test_no_record_is_looked_for_elsewhere(key: str, tmp_path: Path) -> None:
         record_path(tmp_path, key)
 
 
-def test_the_t4_is_described_but_not_served() -> None:
-    with pytest.raises(UnknownGpu, match=r"7\.5.*8\.0"):
+def test_the_t4_is_served_and_what_is_older_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served_gpu("t4") is GPUS["t4"]
+    monkeypatch.setitem(GPUS, "t4", replace(GPUS["t4"], sm=70))
+    with pytest.raises(UnknownGpu, match=r"7\.0.*7\.5"):
         served_gpu("t4")
 
 

@@ -16,7 +16,7 @@ def test_defaults_follow_the_queries() -> None:
 @pytest.mark.parametrize(
     ("fields", "needles"),
     [
-        ({"dtype": "fp32", "d": 64}, ["fp32", "bf16", "fp16"]),
+        ({"dtype": "fp8", "d": 64}, ["fp8", "bf16", "fp16", "fp32"]),
         ({"dtype": "bf16", "d": 12}, ["d=12", "multiple of 8", "16"]),
         ({"dtype": "bf16", "d": 264}, ["d=264", "256"]),
         ({"dtype": "bf16", "d": 0}, ["d=0", "8"]),

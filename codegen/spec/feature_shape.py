@@ -1,0 +1,83 @@
+"""Estimate the registers that features take, and say which tiles do not go with them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..score_mod import Expression, parse
+from ..score_mod.tree import Read, names_in, walk
+from .backward_shape import slice_columns
+from .features import Features, ScoreMod
+from .kernel import KernelSpec
+from .tile import ForwardTile, KeyBlockTile, QueryBlockTile
+
+# A thread's registers beside those of a plain kernel, for each 16 rows or keys that its warp owns: rounded up from
+# kernels of d = 64 with small tiles, in which nothing is spilled.
+_OF_RANDOM_NUMBERS = 20
+_OF_READS = 26  # tables whose entry is another for each pair: addresses, and entries on their way
+_OF_A_FUNCTION = 12  # of the score
+
+
+def feature_registers(spec: KernelSpec) -> int:
+    """Registers of a thread, roughly, that the features of `spec` take; 0 without any.
+
+    A default tile leaves them free if it can; ptxas may do with fewer, so that a tile is legal without them.
+    """
+    features, blocks = spec.features, _blocks(spec)
+    if features.plain:
+        return 0
+    need = 0
+    if features.dropout:
+        need += blocks * _OF_RANDOM_NUMBERS
+        if isinstance(spec.tile, KeyBlockTile | QueryBlockTile) and not spec.tile.weave:
+            need += blocks * slice_columns(spec.tile) // 4  # P is needed until there is dP: it carries what is dropped
+    mod = features.score_mod
+    if mod:
+        need += blocks * max(_OF_READS if reads_pairs(mod) else 0, 0 if _parsed(mod).additive else _OF_A_FUNCTION)
+        if not isinstance(spec.tile, ForwardTile) and keeps_a_number(mod):
+            need += blocks * slice_columns(spec.tile) // 2  # type: ignore[arg-type]
+    return need
+
+
+def _blocks(spec: KernelSpec) -> int:
+    """Of 16 rows or keys that a warp owns."""
+    tile = spec.tile
+    if isinstance(tile, KeyBlockTile):
+        return max(1, tile.Bc * tile.row_split // tile.warps // 16)
+    return max(1, tile.Br // tile.warps // 16) if isinstance(tile, ForwardTile | QueryBlockTile) else 1
+
+
+def why_not_cheap(features: Features) -> str | None:
+    """The feature for which a tile must leave registers free that a plain kernel would use; None if there is none."""
+    return "dropout" if features.dropout else "score_mod" if features.score_mod else None
+
+
+def reads_pairs(mod: ScoreMod) -> bool:
+    """Whether it reads a table whose entry depends on the query or the key."""
+    reads = (node for node in walk(_parsed(mod).tree) if isinstance(node, Read))
+    return any(names_in(index) & {"i", "j"} for read in reads for index in read.index)
+
+
+def keeps_a_number(mod: ScoreMod) -> bool:
+    """Whether the backward keeps a number for each score: its slope, or itself for the gradients of tables."""
+    formula, wanted = _parsed(mod), {table.name for table in mod.grads}
+    if any(g.tensor in wanted and g.derivative.depends_on("score") for g in formula.gradients):
+        return True
+    return not formula.additive and formula.slope.depends_on("score")
+
+
+@lru_cache(maxsize=256)
+def _parsed(mod: ScoreMod) -> Expression:
+    return parse(mod.text)
+
+
+def why_bad_with_features(spec: KernelSpec) -> str | None:
+    """The rule that a tile breaks in a kernel with features, as a sentence; None if it breaks none."""
+    tile = spec.tile
+    if not isinstance(tile, ForwardTile):
+        return None
+    if tile.packed and not (spec.plain and spec.d == spec.dv):
+        return "packed=1: heads are packed in plain and causal kernels with d = dv alone. Leave packed=0."
+    if tile.ascending and spec.features.masked:
+        return "ascending=1: with a window or padding the walk over the keys goes down. Leave ascending=0."
+    return None
