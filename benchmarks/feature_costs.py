@@ -90,9 +90,9 @@ def text(gpu: Gpu, d: int) -> str:
     """Legend and table."""
     head = ["feature", *(word for kernel in KERNELS for word in (f"{kernel}: others per HMMA", "TFLOP/s"))]
     legend = (
-        f"{MODEL}. {gpu.key}, bf16, d = {d}, N = {LENGTH}, 16 heads, batch 2; each kernel alone, with the tile that a "
-        "load serves from the shipped records. Of a mask only the pairs that are seen count as FLOPs; packed and padded "
-        "sequences are all as long as the longest."
+        f"{MODEL}. {gpu.key}, bf16, d = {d}, N = {LENGTH}, 16 heads, batch 2; each kernel alone, with the tile that "
+        "a load serves from the shipped records. Of a mask only the pairs that are seen count as FLOPs; packed and "
+        "padded sequences are all as long as the longest."
     )
     return "\n".join((legend, "", *table(head, rows(gpu, d)), ""))
 

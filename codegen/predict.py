@@ -14,7 +14,7 @@ from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import smem_bytes
 from .spec.problem import Pass, Problem
 from .spec.tile import ForwardTile
-from .work import PRODUCTS, cleared_bytes, masked_share, moved_bytes, tile_flops, tiles_per_block
+from .work import PRODUCTS, cleared_bytes, masked_share, moved_bytes, skipped_tiles, tile_flops, tiles_per_block
 
 # Raise it when a constant or a rule changes: records carry it. Constants that were measured name their GPU and date.
 MODEL = "issue-model 2" + constants_version()
@@ -39,6 +39,8 @@ class Prediction:
     bound_by: str
     spills_in_loop: int  # instructions, of the loop with most of them
     spill_bytes: int = 0  # a thread, anywhere
+    tiles: int = 0  # of a head
+    tiles_skipped: int = 0  # of them, because no query of theirs sees a key of theirs
     by: str = MODEL
 
 
@@ -58,11 +60,12 @@ def predict(
         work = replace(work, rare_share=1.0)
     time = predict_time(function, board_of(gpu), work)
     tflops = credited_flops(spec, problem) / time.seconds / 1e12
+    skipped, tiles = skipped_tiles(spec, sizes)
     return Prediction(
         kernel=spec.kernel, gpu=gpu.key, seconds=time.seconds, tflops=tflops, spread=time.spread,
         blocks_per_sm=time.blocks_per_sm, pipes=time.pipes, bound_by=time.bound_by,
         spills_in_loop=max((loop.spill_instructions for loop in function.loops if loop.tensor_instructions), default=0),
-        spill_bytes=binary.spill_bytes,
+        spill_bytes=binary.spill_bytes, tiles=tiles, tiles_skipped=skipped,
     )  # fmt: skip
 
 

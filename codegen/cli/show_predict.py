@@ -43,6 +43,11 @@ def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu, parts: i
         made,
         *(f"{p.kernel} pipes: {shares(p.pipes)}" for p in kernels if p.pipes),
         *(f"{p.kernel}: {p.bound_by}" for p in kernels),
+        *(
+            f"{p.kernel}: {p.tiles_skipped} of the {p.tiles} tiles of a head are skipped, no query in them sees a key"
+            for p in kernels
+            if p.tiles_skipped
+        ),
         *([f"the keys are cut into {parts} parts"] if parts > 1 else []),
         f"predicted: {tflops:.1f} TFLOP/s on {gpu.key}, {tflops / gpu.peak_tflops:.0%} of its mma.sync peak",
         how_sure(gpu),

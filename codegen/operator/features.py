@@ -32,6 +32,7 @@ TABLE_DTYPES: dict[torch.dtype, TableDtype] = {torch.float16: "fp16", torch.bflo
 SLOPES, BIAS = "slope", "bias"  # tables of alibi_slopes and bias
 MAX_COUNTED = 2**24  # rows or keys that score_mod can tell apart as numbers: float32 counts no further
 MAX_SEED = 2**63 - 1
+STEP = 128  # rows; about those of a block
 UNBOUNDED = -1  # a side of the window, as flash-attn says it
 
 
@@ -186,6 +187,11 @@ def _asked(text: str) -> _Asked:
     return _Asked(top_left, formula, tuple(names))
 
 
+def _laid_out(longest: int) -> int:
+    """Rows that blocks are laid out for, so that batches whose longest sequences differ a little are launched alike."""
+    return longest if longest <= STEP else -(-longest // STEP) * STEP
+
+
 def added_of(
     text: str, extras: Sequence[Tensor], window: Sequence[int], longest: Sequence[int], dropout_p: float,
     asking: Sequence[bool] = (),
@@ -199,7 +205,7 @@ def added_of(
         asked, tables = replace(asked, formula=""), {}
     kinds = tuple((name, x.dtype, x.dim(), f"{TABLE}{name}" in wanted) for name, x in tables.items())
     left, right = (None if side == UNBOUNDED else side for side in window)
-    max_q, max_k = longest
+    max_q, max_k = map(_laid_out, longest)
     return Added(
         window=(left, right), top_left=asked.top_left, max_q=max_q, max_k=max_k, keep_below=keep_below(dropout_p),
         score_mod=_score_mod(asked.formula, kinds) if asked.formula else None, tables=tables,

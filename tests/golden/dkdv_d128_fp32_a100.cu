@@ -500,7 +500,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1) dkdv(
                     for (int half = 0; half < 2; ++half)
                         st_shared_v4(P_lane + P_block(t, c / 16 + n) + half * 512, P_rmem[t][n][half]);
 
-
             // dV += P^T dO  [Bc, d]
             #pragma unroll
             for (int k = 0; k < slice / 8; ++k)

@@ -458,6 +458,17 @@ def test_a_warm_call_has_the_addresses_of_its_own_tensors(gpu: Recording) -> Non
     assert [call[0] for call in seen[0]] == ["forward", "delta", "fused", "convert"]
 
 
+def test_packed_batches_whose_longest_differ_a_little_are_one_launch(gpu: Recording) -> None:
+    """Their number of rows and of sequences being the same."""
+    x = torch.zeros(600, 2, 64, dtype=BF16)
+    for longest, ways in ((310, 1), (350, 1), (384, 1), (385, 2)):
+        cu = ints(0, longest, 600)
+        fs.attention_varlen(x, x, x, cu, cu, longest, longest)
+        assert len(kernels._replays) == ways
+    grids = [call[1] for call in gpu.calls]
+    assert grids[0] == grids[1] == grids[2] < grids[3]
+
+
 # What is refused
 
 Q, K, V = (x.detach() for x in qkv(dtype=torch.float32))
