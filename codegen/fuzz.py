@@ -50,6 +50,7 @@ class Case:
         """The line that repeats it."""
         p = self.problem
         sizes = f"--nq {p.Nq} --nk {p.keys} --heads {p.Hq} --kv-heads {p.kv_heads} --batch {p.B}"
+        sizes += f" --scale {p.scale}" if p.scale is not None else ""
         split = " --deterministic" if self.kernels == SPLIT and not (p.score_mod and p.score_mod.grads) else ""
         return (
             f"flashsmith check {self.which} --gpu {self.gpu.key} {p.options} {sizes}{split} --kernel {self.kernel} "
@@ -117,7 +118,8 @@ def _problem(rng: random.Random) -> Problem:
     Hk, group = rng.choice([(1, 1), (2, 1), (1, 2), (2, 2), (1, 3)])
     lengths = often(("uniform", "padded", "packed"), weights=(3, 1, 1))[0]
     return Problem(
-        dtype=rng.choice(("bf16", "fp16")), d=d, dv=rng.choice(DIMS[:14]) if rng.random() < 0.2 else None,
+        dtype=rng.choice(("bf16", "bf16", "fp16", "fp16", "fp32")), d=d,
+        dv=rng.choice(DIMS[:14]) if rng.random() < 0.2 else None,
         B=rng.choice((1, 2)) if lengths == "uniform" else rng.choice((2, 3, 4)), Hq=Hk * group, Hk=Hk,
         Nq=rng.choice(LENGTHS), Nk=rng.choice(LENGTHS), causal=rng.random() < 0.4,
         window=(rng.choice((None, None, 0, 5, 40, 130)), rng.choice((None, None, 1, 9, 70))),

@@ -18,14 +18,14 @@ from .features import FEATURES
 
 def test_options_are_fields_of_a_problem() -> None:
     options = FeatureOptions(
-        dv=64, window="128,0", anchor=Anchor.top_left, lengths=Lengths.packed, sinks=True, dropout=0.1,
+        dv=64, scale=0.3, window="128,0", anchor=Anchor.top_left, lengths=Lengths.packed, sinks=True, dropout=0.1,
         score_mod="score+bias[b,h,i,j]-slope[h]*(i-j)", tables="slope:bf16:grad, bias:fp16",
     )  # fmt: skip
     tables = (Table(name="bias", rank=4, dtype="fp16"), Table(name="slope", dtype="bf16", grad=True))
     mod = ScoreMod(text="score + bias[b, h, i, j] - slope[h] * (i - j)", tables=tables)
     assert options.of_problem() == {
-        "dv": 64, "window": (128, 0), "anchor": "top-left", "lengths": "packed", "score_mod": mod, "sinks": True,
-        "dropout": 0.1,
+        "dv": 64, "scale": 0.3, "window": (128, 0), "anchor": "top-left", "lengths": "packed", "score_mod": mod,
+        "sinks": True, "dropout": 0.1,
     }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class FeatureOptions:
     """Each field is an option of every command that `takes_features`."""
 
     dv: Annotated[int | None, typer.Option("--dv", help="Head dimension of V and O. Default: that of Q and K.")] = None
+    scale: Annotated[float | None, typer.Option("--scale", help="Factor of Q K^T. Default: 1/sqrt(d).")] = None
     window: Annotated[
         str, typer.Option("--window", help="L,R: keys seen before and behind a query's own; either may be left out.")
     ] = ""
@@ -52,8 +53,9 @@ class FeatureOptions:
     def of_problem(self) -> dict[str, Any]:
         """The fields of a Problem that they say. Raises UsageError, and BadScoreMod for a bad formula."""
         return {
-            "dv": self.dv, "window": _window(self.window), "anchor": self.anchor.value, "lengths": self.lengths.value,
-            "score_mod": _score_mod(self.score_mod, self.tables), "sinks": self.sinks, "dropout": self.dropout,
+            "dv": self.dv, "scale": self.scale, "window": _window(self.window), "anchor": self.anchor.value,
+            "lengths": self.lengths.value, "score_mod": _score_mod(self.score_mod, self.tables),
+            "sinks": self.sinks, "dropout": self.dropout,
         }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TABLE = "table_"
 TABLE_DTYPES: dict[torch.dtype, TableDtype] = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # others: float32
-SLOPES, BIAS = "slope", "bias"  # tables of alibi_slopes and bias
+SLOPES, BIAS = "alibi_slopes", "additive_bias"  # tables of alibi_slopes and bias, and of nothing else
 MAX_COUNTED = 2**24  # rows or keys that score_mod can tell apart as numbers: float32 counts no further
 MAX_SEED = 2**63 - 1
 STEP = 128  # rows; about those of a block
@@ -64,11 +64,11 @@ def gathered(
     if bias is not None:
         _check_bias(bias, q, sizes)
         of_tables[BIAS] = bias
-    of_tables.update(_checked_tables(tables or {}, q, taken=of_tables))
+    of_tables.update(_checked_tables(tables or {}, q))
     if (alibi_slopes is not None or score_mod) and max(sizes.Nq, sizes.Nk) > MAX_COUNTED:
         raise BadProblem(
-            f"Nq={sizes.Nq}, Nk={sizes.Nk}: score_mod and alibi_slopes compute with rows and keys in float32, which counts "
-            f"to {MAX_COUNTED}. Split the sequence, or leave them out."
+            f"Nq={sizes.Nq}, Nk={sizes.Nk}: score_mod and alibi_slopes compute with rows and keys in float32, which "
+            f"counts to {MAX_COUNTED}. Split the sequence, or leave them out."
         )
     tensors = dict(lengths)
     if sinks is not None:
@@ -83,7 +83,8 @@ def gathered(
         tensors["rng"] = rng
     tensors |= {f"{TABLE}{name}": of_tables[name] for name in sorted(of_tables)}
     ranks = tuple((name, table.dim()) for name, table in of_tables.items())
-    text = spelled(anchor == "top-left", softcap, score_mod, ranks, tuple(tensors))
+    cap = None if softcap is None else softcap.__float__()  # torch.compile takes this for a constant, float() not
+    text = spelled(anchor == "top-left", cap, score_mod, ranks, tuple(tensors))
     return list(tensors.values()), text
 
 
@@ -122,12 +123,12 @@ def _check_bias(bias: Tensor, q: Tensor, sizes: Sizes) -> None:
         )
 
 
-def _checked_tables(tables: Mapping[str, Tensor], q: Tensor, taken: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _checked_tables(tables: Mapping[str, Tensor], q: Tensor) -> Mapping[str, Tensor]:
     for name, table in tables.items():
         shown = f"tables[{name!r}]"
         check_tensor(shown, table, q)
-        if name in taken:
-            raise UsageError(f"{shown}: the name is taken by an argument of its own; give the tensor another.")
+        if name in (SLOPES, BIAS):
+            raise UsageError(f"{shown}: the name is that of an argument of its own; give the tensor another.")
         if not 1 <= table.dim() <= 4 or table.numel() == 0:
             raise UsageError(f"{shown} has shape {tuple(table.shape)}: 1 to 4 dimensions of 1 or more are needed.")
     return tables
@@ -145,7 +146,7 @@ def spelled(
         raise TypeError(
             f"score_mod is {type(score_mod).__name__}; it is written as a text, such as 'score - 0.5 * abs(i - j)'."
         )
-    return json.dumps([top_left, _formula(None if cap is None else float(cap), score_mod, ranks), names])
+    return json.dumps([top_left, _formula(cap, score_mod, ranks), names])
 
 
 @lru_cache(maxsize=1024)
@@ -154,9 +155,9 @@ def _formula(cap: float | None, score_mod: str | None, ranks: tuple[tuple[str, i
     dims = dict(ranks)
     texts = [] if cap is None else [softcap(cap)]
     if SLOPES in dims:
-        texts.append(ALIBI if dims[SLOPES] == 1 else ALIBI.replace("[h]", "[b, h]"))
+        texts.append(ALIBI.replace("slope[h]", f"{SLOPES}[h]" if dims[SLOPES] == 1 else f"{SLOPES}[b, h]"))
     if BIAS in dims:
-        texts.append(f"score + bias[{', '.join('bhij'[4 - dims[BIAS] :])}]")
+        texts.append(f"score + {BIAS}[{', '.join('bhij'[4 - dims[BIAS] :])}]")
     texts += [] if score_mod is None else [score_mod]
     formula = compose(texts)
     reads = formula.tensors

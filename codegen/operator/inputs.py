@@ -123,6 +123,6 @@ def check_scale(scale: float | None) -> float | None:
     if scale is None:
         return None
     number = float(scale)
-    if not (math.isfinite(number) and number > 0):
+    if not 0 < number < math.inf:  # NaN is not either
         raise BadProblem(f"scale={scale}: must be positive and finite; leave it out for 1/sqrt(d).")
     return number

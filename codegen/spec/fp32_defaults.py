@@ -7,7 +7,8 @@ from itertools import product
 
 from .tile import ForwardTile, KeyBlockTile, QueryBlockTile
 
-# Br, warps, min_blocks. In a warp of 32 rows what was split of K and V is multiplied twice. Of wide heads, eight warps spill.
+# Br, warps, min_blocks. In a warp of 32 rows what was split of K and V is multiplied twice. With wide heads eight warps
+# spill.
 _FORWARDS = ((128, 4, 2), (64, 4, 2), (128, 8, 1))
 _WIDE_FORWARDS = ((64, 4, 1),)
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import numpy as np
-
 from ..errors import BadProblem
 from .features import Anchor, Features, Lengths, ScoreMod, Window, check_anchor, check_window
 
@@ -156,10 +154,14 @@ class Problem:
         9
         """
         left, right = self.bounds
-        at = np.arange(self.Nq) + (0 if self.anchor == "top-left" else self.keys - self.Nq)
-        first = np.zeros_like(at) if left is None else at - left
-        last = np.full_like(at, self.keys - 1) if right is None else at + right
-        return int(np.clip(np.minimum(last, self.keys - 1) - np.maximum(first, 0) + 1, 0, None).sum())
+        if left is None and right is None:
+            return self.Nq * self.keys
+        pairs, corner = 0, 0 if self.anchor == "top-left" else self.keys - self.Nq
+        for at in range(corner, corner + self.Nq):
+            first = 0 if left is None else max(0, at - left)
+            last = self.keys - 1 if right is None else min(self.keys - 1, at + right)
+            pairs += max(0, last - first + 1)
+        return pairs
 
     def flops(self, which: Pass) -> float:
         """FLOPs credited to a pass: 4 B Hq Nq Nk d forward, 2.5 times that backward, half of it when causal.

@@ -326,7 +326,7 @@ Q, K, V = qkv(6, torch.float32, grad=False)
         ((Q.int(), K.int(), V.int()), TypeError, "q is torch.int32.*serves torch.bfloat16"),
         ((Q[:1], K, V), ValueError, "k has B=2 and q has B=1"),
         ((Q, K[..., :8], V), ValueError, "k has d=8 and q has d=16"),
-        ((Q, K, V[..., :8]), ValueError, "v has d=8 and q has d=16"),
+        ((Q, K, V[..., :4]), ValueError, "dv=4 is not served.*multiple of 8 from 8 to 256; pad to 8"),
         ((Q, K, V[:, :, :3]), ValueError, "v has Nk=3 and k has Nk=11"),
         ((Q, K, V[:, :1]), ValueError, "v has Hk=1 and k has Hk=2"),
         ((Q[:, :3], K, V), fs.FlashsmithError, "3 query heads over 2 key/value heads"),

@@ -88,6 +88,7 @@ W = normal(9, seed=7)
 
 # The options of a call, and what the formula of a score_mod is in Python.
 CASES: dict[str, dict[str, Any]] = {
+    "none": {},
     "window": {"window": (5, 3)},
     "left window": {"window": (4, -1), "causal": True},
     "right window": {"window": (None, 2)},
@@ -161,6 +162,7 @@ def test_values_and_gradients_are_those_of_plain_attention(case: str) -> None:
 
 
 ON_KERNELS = {
+    "none": "bhnd",
     "window at the top left": "bhnd", "key_lengths": "bnhd", "sinks": "bhnd", "score_mod": "bhnd", "in order": "bhnd",
     "everything": "bnhd",
 }  # fmt: skip
@@ -384,7 +386,7 @@ def test_the_ops_pass_opcheck(bnhd: bool) -> None:
     """Schema, autograd registration, and fake shapes, dtypes and strides beside real ones."""
     q, k, v = qkv(DV, torch.float32)
     bias, sinks = normal(NK, NQ, dtype=BF16).detach().mT.requires_grad_(), normal(HQ, dtype=torch.float32)
-    text = features.spelled(False, None, None, (("bias", 2),), ("sinks", "rng", "table_bias"))
+    text = features.spelled(False, None, None, (("additive_bias", 2),), ("sinks", "rng", "table_additive_bias"))
     forward, extras = library.featured_forward, [sinks, RNG, bias]
     options = ([3, -1], [0, 0], 0.25, None, True, bnhd, False)
     torch.library.opcheck(forward, (q, k, v, extras, text, *options))
@@ -418,6 +420,18 @@ def test_compiled_without_a_break_and_once_for_all_lengths_and_windows() -> None
             made.append(outputs(call(*inputs, left), inputs))
         near(made[1], made[0], 1e-12)
     assert len(graphs) == 1
+
+
+def test_numbers_may_change_from_call_to_call_of_compiled_code() -> None:
+    torch._dynamo.reset()
+    (q, _, _) = qkv()
+
+    def run(scale: float, dropped: float, cap: float) -> Tensor:
+        return fs.attention(q, q, q, scale=scale, dropout_p=dropped, softcap=cap, rng=RNG)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=True)
+    for numbers in ((0.3, 0.2, 3.0), (0.4, 0.2, 3.0), (0.4, 0.3, 4.0)):
+        assert torch.equal(compiled(*numbers), run(*numbers))
 
 
 def test_packed_sequences_compile_once() -> None:
@@ -487,7 +501,7 @@ MASK = torch.ones(NQ, NK, dtype=torch.bool)
         ({"key_lengths": ints(1, 40)}, ValueError, r"key_lengths is \[1, 40\]: each is 0 or more and at most Nk=28"),
         ({"softcap": 0.0}, ValueError, "a cap is positive"),
         ({"alibi_slopes": torch.ones(3)}, ValueError, r"alibi_slopes has shape \(3,\); \[Hq\] = \(4,\) or \[B, Hq\]"),
-        ({"alibi_slopes": torch.ones(4).double()}, TypeError, "alibi_slopes is torch.float64 and q is torch.float32"),
+        ({"alibi_slopes": torch.ones(4).double()}, TypeError, "alibi_slopes is torch.float64 and q torch.float32"),
         ({"bias": torch.ones(3, NK)}, ValueError, r"bias has shape \(3, 28\), which does not broadcast"),
         ({"bias": torch.ones(1, B, HQ, NQ, NK)}, ValueError, "does not broadcast"),
         ({"bias": MASK}, TypeError, "bias is torch.bool; .* Of a mask, torch.where"),
@@ -503,16 +517,27 @@ MASK = torch.ones(NQ, NK, dtype=torch.bool)
         ({"score_mod": "score + w[h]", "tables": {"w": MASK.float()}}, ValueError, "with 1 indexes, and .* has 2"),
         ({"tables": {"w": torch.ones(4)}}, ValueError, r"tables\['w'\] is not read by score_mod"),
         ({"score_mod": "score + w[h]", "tables": {"w": torch.ones(0)}}, ValueError, r"tables\['w'\] has shape \(0,\)"),
-        ({"score_mod": "score + bias[h]", "bias": MASK.float()}, ValueError, "tensor bias is read by an earlier"),
+        ({"score_mod": "score + bias[h]", "bias": MASK.float()}, ValueError, "reads bias, which is not in tables"),
         (
-            {"score_mod": "score + bias[h]", "bias": MASK.float(), "tables": {"bias": torch.ones(4)}},
-            ValueError, "the name is taken by an argument of its own",
+            {"score_mod": "score + alibi_slopes[h]", "tables": {"alibi_slopes": torch.ones(4)}},
+            ValueError, "the name is that of an argument of its own",
         ),
     ],
 )  # fmt: skip
 def test_features_that_are_not_served(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         fs.attention(Q, K, V, **options)
+
+
+def test_a_table_may_be_named_as_others_are() -> None:
+    """`slope` and `bias` are the user's to name: with them comes no ALiBi and no bias that was not asked for."""
+    q, k, v = qkv()
+    slope, bias = normal(HQ, seed=3), normal(NK, seed=4)
+    O = fs.attention(q, k, v, score_mod="score + slope[h] * bias[j]", tables={"slope": slope, "bias": bias})
+    both = fs.attention(q, k, v, bias=slope[:, None, None] * bias)
+    torch.testing.assert_close(O, both)
+    for got, want in zip(*(torch.autograd.grad(x.sum(), (slope, bias)) for x in (O, both)), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_tensors_on_another_device_are_refused() -> None:
