@@ -70,9 +70,12 @@ def main() -> None:
     gpus, ds, dtypes = options.gpus.split(","), [int(d) for d in options.d.split(",")], options.dtypes.split(",")
     kernels: list[KernelName] = [k for k in KERNELS if k in options.kernels.split(",")]
     cases = list(product(gpus, kernels, ds, (False, True), dtypes))
-    forgotten = {f"{kernel}_d{d}" for kernel, d in product(kernels, ds)}
+    forgotten = {
+        f"{kernel}_{'fp32_' if dtype == 'fp32' else ''}d{d}" for kernel, d, dtype in product(kernels, ds, dtypes)
+    }
     sms = {f"sm{GPUS[name].sm}" for name in gpus}
-    of_these = [key for key in known_spills() if "_".join(key.split("_")[:2]) in forgotten and sms & {*key.split("_")}]
+    of_these = [key for key in known_spills() if key.partition("_sm")[0].removesuffix("_causal") in forgotten]
+    of_these = [key for key in of_these if sms & {*key.split("_")}]
     known_spills().difference_update(of_these)
     FILE.write_text(json.dumps(sorted(known_spills()), indent=0) + "\n")
     with ProcessPoolExecutor(2) as pool:

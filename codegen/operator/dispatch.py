@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .added import NOTHING, Added
+from .order import in_order
 from .tiled import Gradients, Needs, tiled_backward, tiled_forward
 
 ENGINES = ("cuda", "emulator", "torch")
@@ -32,7 +33,8 @@ def forward(
     else:
         with torch.autocast(q.device.type, enabled=False):  # it reaches into the body of an op
             O, m, l = tiled_forward(q, k, v, factor, causal, added)
-    return in_order(O, bnhd), m, l
+        O = in_order(O, bnhd)
+    return O, m, l
 
 
 def backward(
@@ -45,12 +47,12 @@ def backward(
     """
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     if runs_kernels(q.device):
-        found = _kernels().kernel_backward(
+        made: Gradients = _kernels().kernel_backward(
             dO, dlse, q, k, v, O, m, l, factor, causal, added, bnhd=bnhd, deterministic=deterministic, needs=needs
         )
-    else:
-        with torch.autocast(q.device.type, enabled=False):
-            found = tiled_backward(dO, dlse, q, k, v, O, m, l, factor, causal, added, needs=needs)
+        return made
+    with torch.autocast(q.device.type, enabled=False):
+        found = tiled_backward(dO, dlse, q, k, v, O, m, l, factor, causal, added, needs=needs)
     dQ, dK, dV = (None if x is None else in_order(x, bnhd) for x in (found.dQ, found.dK, found.dV))
     return Gradients(dQ=dQ, dK=dK, dV=dV, dsinks=found.dsinks, dtables=found.dtables)
 
@@ -72,19 +74,3 @@ def runs_kernels(device: torch.device) -> bool:
     if device.type != owner:
         raise UsageError(f"FLASHSMITH_ENGINE={engine} takes {owner} tensors; these are on {device}.")
     return engine != "torch"
-
-
-def in_order(x: Tensor, bnhd: bool) -> Tensor:
-    """x [B, H, N, d], its memory ordered as [B, H, N, d] or as [B, N, H, d]."""
-    _, H, N, d = x.shape
-    if not bnhd and x.stride() == (H * N * d, N * d, d, 1):
-        return x
-    out = empty_in_order(x, bnhd)
-    return x if x.stride() == out.stride() else out.copy_(x)
-
-
-def empty_in_order(x: Tensor, bnhd: bool, *, d: int | None = None) -> Tensor:
-    """An empty tensor like x [B, H, N, d], its memory ordered as [B, H, N, d] or as [B, N, H, d]; `d`: of its own."""
-    B, H, N, columns = x.shape
-    columns = columns if d is None else d
-    return x.new_empty(B, N, H, columns).transpose(1, 2) if bnhd else x.new_empty(B, H, N, columns)

@@ -28,6 +28,7 @@ from ..spec.kernel import KernelName, KernelSpec
 from ..spec.problem import Pass, Problem
 from .added import NOTHING, Added
 from .inputs import KERNEL_DTYPES
+from .order import in_order
 from .tiled import Gradients, Needs
 from .warm import Recorder, Replay, replay_of
 
@@ -63,7 +64,10 @@ def kernel_forward(
         extras=_extras(added, problem, engine, x),
     )  # fmt: skip
     _remember(key, engine, x, (out.O, out.m, out.l), q.dtype)
-    return side.taken(out.O, q.dtype), side.taken(out.m, torch.float32), side.taken(out.l, torch.float32)
+    O = in_order(
+        side.taken(out.O, q.dtype), bnhd
+    )  # a copy in another order where tensors are copied, as on the emulator
+    return O, side.taken(out.m, torch.float32), side.taken(out.l, torch.float32)
 
 
 def kernel_backward(
@@ -107,7 +111,7 @@ def kernel_backward(
     asked = [tensor if need else None for tensor, need in zip((out.dQ, out.dK, out.dV), needs, strict=True)]
     asked += [out.dsinks, *extras.grads.values()]
     _remember(key, engine, x, asked, q.dtype)
-    of_inputs = [None if tensor is None else side.taken(tensor, q.dtype) for tensor in asked[:3]]
+    of_inputs = [None if tensor is None else in_order(side.taken(tensor, q.dtype), bnhd) for tensor in asked[:3]]
     of_added = [None if tensor is None else side.taken(tensor, torch.float32) for tensor in asked[3:]]
     return _gradients((*of_inputs, *of_added), added)
 

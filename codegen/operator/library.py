@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import dispatch
 from .features import added_of, gradients_of
+from .order import empty_in_order
 from .scores import wide_dtype
 
 # The package; doctest imports this file under the name of its folder as well.
@@ -96,12 +97,12 @@ def featured_backward(
 
 def _shapes(q: Tensor, v: Tensor, bnhd: bool) -> Tensors3:
     m, l = (q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype)) for _ in range(2))
-    return dispatch.empty_in_order(q, bnhd, d=v.shape[3]), m, l
+    return empty_in_order(q, bnhd, d=v.shape[3]), m, l
 
 
 def _gradient_shapes(inputs: Sequence[Tensor], needs: Sequence[bool], bnhd: bool) -> list[Tensor]:
     pairs = zip(inputs, needs, strict=True)
-    return [dispatch.empty_in_order(x, bnhd) if need else x.new_empty(0) for x, need in pairs]
+    return [empty_in_order(x, bnhd) if need else x.new_empty(0) for x, need in pairs]
 
 
 @plain_forward.register_fake

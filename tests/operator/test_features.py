@@ -584,5 +584,5 @@ def test_a_deterministic_gradient_of_a_table_is_refused_by_the_kernels(monkeypat
     q, k, v = qkv(dtype=BF16)
     slopes = torch.ones(HQ, requires_grad=True)
     O = fs.attention(q, k, v, alibi_slopes=slopes, deterministic=True)
-    with pytest.raises(ValueError, match="deterministic: the gradient of slope is added up by atomics"):
+    with pytest.raises(ValueError, match="deterministic: the gradient of alibi_slopes is added up by atomics"):
         O.sum().backward()
