@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .given import F64, PLAIN, Given, Ints, times
+from .given import F64, PLAIN, Given, Ints, Modified, times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Result:
     dV: F64
     dsinks: F64 | None = None  # [Hq]
     dtables: Mapping[str, F64] = field(default_factory=dict)  # of the tables whose gradients are asked for
-    dtable_sizes: Mapping[str, F64] = field(default_factory=dict)  # the sums of the sizes of what is added in them
+    sizes: Mapping[str, F64] = field(default_factory=dict)  # of dQ, dK and dtable_...: the same sums without signs
 
     @property
     def lse(self) -> F64:
@@ -84,8 +85,20 @@ def _alike(q: F64, k: F64, v: F64, dO: F64, dlse: F64, batch: Ints, scale: float
         dV=_sum_groups((P * kept).swapaxes(-1, -2) @ dO, group),
         dsinks=None if given.sinks is None else -(P_sink * delta).sum(axis=(0, 2)),
         dtables=given.table_gradients(mod, dS, seen),
-        dtable_sizes=given.table_gradients(mod, P * (np.abs(dP) + np.abs(delta[..., None])), seen, sizes=True),
+        sizes=_sizes(q, K, P * (np.abs(dP) + np.abs(delta[..., None])), seen, scale, group, mod, given),
     )  # fmt: skip
+
+
+def _sizes(
+    q: F64, K: F64, size: F64, seen: NDArray[np.bool_], scale: float, group: int, mod: Modified, given: Given
+) -> dict[str, F64]:  # fmt: skip
+    """What rounding errors are relative to: dQ, dK and the gradients of tables with `size`, |dS| before it cancels."""
+    of_X = times(size, np.abs(mod.slope), seen)
+    return {
+        "dQ": scale * (of_X @ np.abs(K)),
+        "dK": _sum_groups(scale * (of_X.swapaxes(-1, -2) @ np.abs(q)), group),
+        **{f"dtable_{name}": x for name, x in given.table_gradients(mod, size, seen, sizes=True).items()},
+    }
 
 
 def softmax(S: F64, sinks: F64 | None) -> tuple[F64, F64, F64, F64]:
@@ -119,7 +132,12 @@ def _one_after_the_other(results: list[Result]) -> Result:
         O=joined("O"), m=joined("m"), l=joined("l"), dQ=joined("dQ"), dK=joined("dK"), dV=joined("dV"),
         dsinks=None if first.dsinks is None else added(x.dsinks for x in results if x.dsinks is not None),
         dtables={name: added(x.dtables[name] for x in results) for name in first.dtables},
-        dtable_sizes={name: added(x.dtable_sizes[name] for x in results) for name in first.dtables},
+        sizes={
+            name: np.concatenate([x.sizes[name] for x in results], axis=2)
+            if name in ("dQ", "dK")
+            else added(x.sizes[name] for x in results)
+            for name in first.sizes
+        },
     )  # fmt: skip
 
 

@@ -64,9 +64,7 @@ def kernel_forward(
         extras=_extras(added, problem, engine, x),
     )  # fmt: skip
     _remember(key, engine, x, (out.O, out.m, out.l), q.dtype)
-    O = in_order(
-        side.taken(out.O, q.dtype), bnhd
-    )  # a copy in another order where tensors are copied, as on the emulator
+    O = in_order(side.taken(out.O, q.dtype), bnhd)  # the emulator's tensors are copies, in an order of their own
     return O, side.taken(out.m, torch.float32), side.taken(out.l, torch.float32)
 
 
