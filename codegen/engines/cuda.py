@@ -23,6 +23,7 @@ from .engine import Tensor, Value
 TORCH: dict[str, torch.dtype] = {
     "uint16": torch.int16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64,
 }  # fmt: skip
+NUMPY = {kind: name for name, kind in TORCH.items()}
 FORMAT = {
     "int": "<i", "float": "<f", "float*": "<Q", "const float*": "<Q", "const int*": "<Q", "const i64*": "<Q",
 }  # fmt: skip
@@ -65,8 +66,7 @@ class CudaEngine:
         if x.device != self.driver.memory:
             raise UsageError(f"a tensor is on {x.device}, and the kernel runs on {self.driver.memory}.")
         bits = _bits(x.detach())
-        dtype = np.dtype(np.uint16 if bits.dtype == torch.int16 else np.float32)
-        return Tensor(bits.data_ptr(), tuple(bits.shape), bits.stride(), dtype, bits)
+        return Tensor(bits.data_ptr(), tuple(bits.shape), bits.stride(), np.dtype(NUMPY[bits.dtype]), bits)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         out = torch.empty(shape, dtype=TORCH[np.dtype(dtype).name], device=self.driver.memory)
