@@ -47,6 +47,19 @@ def _blocks(spec: KernelSpec) -> int:
     return max(1, tile.Br // tile.warps // 16) if isinstance(tile, ForwardTile | QueryBlockTile) else 1
 
 
+def halves_known(spec: KernelSpec) -> bool:
+    """Whether each block of 16 keys that a warp treats is known to be the first or the second half of 32 keys.
+
+    Both halves take their random bits from one draw: where they are known to be neighbours, it is made once.
+    """
+    tile = spec.tile
+    if isinstance(tile, ForwardTile):
+        return tile.Bc % 32 == 0
+    if isinstance(tile, QueryBlockTile):
+        return tile.Bc % 32 == 0 and slice_columns(tile) % 32 == 0
+    return isinstance(tile, KeyBlockTile) and tile.Bc * tile.row_split // tile.warps % 32 == 0
+
+
 def why_not_cheap(features: Features) -> str | None:
     """The feature for which a tile must leave registers free that a plain kernel would use; None if there is none."""
     return "dropout" if features.dropout else "score_mod" if features.score_mod else None
