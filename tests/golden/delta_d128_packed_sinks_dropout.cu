@@ -1,5 +1,6 @@
 // delta_bf16_d128_sinks_dropout_packed_sm80_w8
 // What the backward needs of each query row: delta = rowsum(dO o O), and the softmax's m and l folded into one.
+// With sinks, dropout, packed.
 //
 // Rendered by flashsmith from delta.cu.j2.
 // grid   B * Hq * ceil(Nq / 128), flat in x

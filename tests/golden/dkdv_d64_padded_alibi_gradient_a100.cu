@@ -1,5 +1,6 @@
 // dkdv_bf16_d64_causal_padded_mod420b7554_sm80_Br64_Bc128_w4_rs1_sl32_s2_vreg1_weave0_b2_o1
 // dK and dV of one K/V tile.
+// With padded, score_mod 'score - slope[h] * abs(i + Nk - Nq - j)', slope.fp32.grad.
 //
 // Rendered by flashsmith from key_block.cu.j2.
 // grid   B * Hk * Tc: batch, K/V head, K/V tile, flat in x

@@ -1,5 +1,6 @@
 // dq_bf16_d128_left_shifted_mod5879c901_sm80_Br128_Bc64_w8_sl0_s2_qreg1_weave0_b1_o1
 // dQ of one Q tile, summed in registers: the same bits in every run.
+// With left, shifted, score_mod '2.0 * tanh(score / 2.0)'.
 //
 // Rendered by flashsmith from query_block.cu.j2.
 // grid   B * Hq * Tr: batch, query head, Q tile, flat in x

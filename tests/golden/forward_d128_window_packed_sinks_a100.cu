@@ -1,5 +1,6 @@
 // forward_bf16_d128_causal_left_sinks_packed_sm80_Br128_Bc48_w4_q0_lazy1_b2
 // O = softmax(scale Q K^T) V, and of each row the max m and the sum l. A block owns Br query rows of a head.
+// With left, sinks, packed.
 //
 // Rendered by flashsmith from forward.cu.j2.
 // grid   Tr * Hq * B blocks, one for each tile of Br query rows, flat in x

@@ -1,5 +1,6 @@
 // fused_bf16_d64_dropout_sm80_Br64_Bc128_w8_rs1_sl0_s2_vreg1_weave0_b1
 // dK and dV of one K/V tile, and its part of dQ by atomic sums.
+// With dropout.
 //
 // Rendered by flashsmith from key_block.cu.j2.
 // grid   B * Hk * Tc: batch, K/V head, K/V tile, flat in x
