@@ -12,7 +12,8 @@ _BY_BASE = {
     "red": "atomic", "shfl": "shuffle", "vote": "shuffle", "activemask": "shuffle", "bar": "barrier",
     "barrier": "barrier", "bra": "control", "brx": "control", "ret": "control", "exit": "control",
     "trap": "control", "membar": "control", "fence": "control", "prefetch": "control", "prefetchu": "control",
-    "nanosleep": "control", "cp": "async_copy", "isspacep": "integer",
+    "nanosleep": "control", "mbarrier": "barrier", "elect": "shuffle", "setmaxnreg": "control",
+    "griddepcontrol": "control", "cp": "async_copy", "isspacep": "integer",
 }  # fmt: skip
 
 CLASSES = (

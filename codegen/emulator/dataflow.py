@@ -12,6 +12,7 @@ _NO_RESULT = frozenset(
     {
         *("st", "red", "cp", "stmatrix", "prefetch", "prefetchu", "membar", "fence", "nanosleep"),
         *("bra", "brx", "ret", "exit", "bar", "barrier", "trap", "brkpt"),
+        *("setmaxnreg", "griddepcontrol"),
     }
 )
 
@@ -29,6 +30,8 @@ def operand_names(operand: Operand) -> tuple[str, ...]:
 
 def has_result(instruction: Instruction) -> bool:
     """Whether operand 0 is written (`bar.red` and `barrier.red` write theirs)."""
+    if instruction.base == "mbarrier":
+        return instruction.modifiers[:1] not in (("init",), ("inval",), ("expect_tx",), ("complete_tx",))
     return instruction.base not in _NO_RESULT or "red" in instruction.modifiers
 
 

@@ -179,6 +179,8 @@ def _report(plan: Plan, seconds: float) -> Report:
         shared_wavefronts_ideal=counters.wavefronts_ideal,
         tensor_flops=flops,
         barriers=counters.barriers,
+        unfinished_barriers=counters.unfinished_barriers,
+        register_shares=counters.register_shares,
         races=tuple(plan.detector.races) if plan.detector else (),
         race_count=plan.detector.count if plan.detector else 0,
         seconds=seconds,

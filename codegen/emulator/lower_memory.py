@@ -160,5 +160,5 @@ LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
     "atom": lower_atomic,
     "red": lower_atomic,
     "cp": lower_copy,
-    **dict.fromkeys(("membar", "fence", "prefetch", "prefetchu", "nanosleep"), lower_nothing),
+    **dict.fromkeys(("membar", "fence", "prefetch", "prefetchu", "nanosleep", "griddepcontrol"), lower_nothing),
 }

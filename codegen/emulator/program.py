@@ -18,6 +18,8 @@ from .variables import Layout, Variable, lay_out
 if TYPE_CHECKING:
     from .parse import Kernel
 
+_OF_WARPGROUPS = ("mbarrier", "setmaxnreg", "wgmma")
+
 
 class Program:
     """Made once per kernel. Blocks are lowered when they are first reached, in the variant that is needed."""
@@ -28,6 +30,7 @@ class Program:
         self.instructions: Sequence[Instruction] = body.instructions
         self.blocks: list[Block] = cut_blocks(body.instructions, body.labels, body.tables)
         self.registers = body.registers
+        self.by_warpgroup = any(i.base in _OF_WARPGROUPS for i in body.instructions)
         outside = kernel.module.variables
         used = {name for i in body.instructions for operand in i.operands for name in operand_names(operand)}
         self.shared: Layout = lay_out(

@@ -44,6 +44,10 @@ class Report:
     tensor_flops: int
     barriers: int
     """Barriers that thread blocks passed."""
+    unfinished_barriers: int
+    """Barriers of blocks where `bar.arrive` had the last word: threads arrived, and nobody came to wait for them."""
+    register_shares: dict[int, int]
+    """What each warpgroup of a block last asked for with setmaxnreg, registers a thread."""
     races: tuple[Race, ...]
     """The first few dozen; `race_count` counts all."""
     race_count: int
