@@ -36,6 +36,7 @@ from .launch import launch
 from .memory import GlobalMemory
 from .parse import Kernel, Module, Param, parse
 from .report import Race, Report
+from .tensor_map import TensorMap, encode_tensor_map, read_tensor_map
 
 __all__ = [
     "Deadlock",
@@ -50,9 +51,12 @@ __all__ = [
     "PtxError",
     "Race",
     "Report",
+    "TensorMap",
     "Trap",
     "Uninitialised",
     "UnknownInstruction",
+    "encode_tensor_map",
     "launch",
     "parse",
+    "read_tensor_map",
 ]

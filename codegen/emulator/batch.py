@@ -18,6 +18,7 @@ from .namespace import NAMES
 from .program import Program
 from .races import RaceDetector
 from .special import special_register
+from .transfers import Transfers
 from .window import Window
 
 Array: TypeAlias = "NDArray[Any]"
@@ -44,6 +45,7 @@ class Plan:
     counters: Counters
     detector: RaceDetector | None
     count: bool
+    late: bool
 
 
 class Batch:
@@ -55,7 +57,7 @@ class Batch:
 
     def __init__(self, plan: Plan, blocks: int) -> None:
         self.program, self.memory, self.counters = plan.program, plan.memory, plan.counters
-        self.detector, self.count = plan.detector, plan.count
+        self.detector, self.count, self.late = plan.detector, plan.count, plan.late
         self.block_size, self.grid, self.blocks = plan.block_size, plan.grid, blocks
         self.params = np.frombuffer(plan.params + bytes(-len(plan.params) % 16), "u1")
         self.param_bytes = len(plan.params)
@@ -80,6 +82,7 @@ class Batch:
         self._make_memory(plan.shared_bytes)
         self.copies = CopyQueue(self)
         self.mbarriers = Mbarriers(self)
+        self.transfers = Transfers(self)
         self._special: dict[str, Array] = {}
         self._registers: dict[tuple[int, str | int], Array] = {}  # by bytes and Binding.key
         self._free_rows: dict[int, list[Array]] = {1: [], 2: [], 4: [], 8: []}
@@ -110,6 +113,7 @@ class Batch:
         self.pc[self._padding] = END
         self.copies.clear()
         self.mbarriers.start()
+        self.transfers.start()
         self.counts_wavefronts = first and self.count
         if self.detector is not None:
             self.detector.start(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .instructions import Address, Instruction, Operand
+from .instructions import Address, Instruction, Operand, TensorAddress
 from .types import SIZE
 
 _NO_RESULT = frozenset(
@@ -21,6 +21,8 @@ def operand_names(operand: Operand) -> tuple[str, ...]:
     """Names in an operand: both of `d|p`, the base of an address, all of a vector."""
     if isinstance(operand, Address):
         return (operand.base,)
+    if isinstance(operand, TensorAddress):
+        return (operand.map.base, *operand.corner)
     if isinstance(operand, tuple):
         return operand
     if "|" in operand:

@@ -39,12 +39,14 @@ def launch(
     shared_bytes: int = 0,
     check_races: bool = False,
     count: bool = True,
+    late: bool = True,
 ) -> Report:
     """Run a kernel on every thread of a grid.
 
     `args` has one value for each parameter: a number, or the bytes of a struct. `shared_bytes` is the dynamic part.
     With `check_races` the report lists races between warps, and a read of shared bytes that nobody wrote raises
-    `Uninitialised`. Without `count` shared-memory wavefronts are not counted.
+    `Uninitialised`. Without `count` shared-memory wavefronts are not counted. What is asynchronous happens at the last
+    moment that the kernel's waits allow, without `late` at the first.
     """
     started = time.perf_counter()
     grid_size, block_size = _triple(grid, "grid"), _triple(block, "block")
@@ -62,6 +64,7 @@ def launch(
         counters=Counters(len(memory.allocations)),
         detector=RaceDetector(program.shared_granule) if check_races else None,
         count=count,
+        late=late,
     )
     with np.errstate(all="ignore"):  # lanes that are not active compute garbage
         _run_batches(plan)

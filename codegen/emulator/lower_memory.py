@@ -8,6 +8,7 @@ from .classes import state_space
 from .emitter import Emitter
 from .errors import PtxError
 from .instructions import Address, Instruction, Operand
+from .lower_bulk import lower_bulk
 from .types import CODE, SIGNED, SIZE, UNSIGNED, is_signed
 
 # qualifiers that change where a value is cached or when others see it, never what this emulator computes
@@ -129,8 +130,11 @@ def lower_atomic(e: Emitter, i: Instruction) -> None:
 
 
 def lower_copy(e: Emitter, i: Instruction) -> None:
-    """cp.async with its groups; the data lands at the wait, so that a missing wait shows."""
+    """cp.async with its groups, and its bulk forms."""
     m = i.modifiers
+    if "bulk" in m:
+        lower_bulk(e, i)
+        return
     if m[:2] == ("async", "commit_group"):
         e.emit(f"commit_copies(W, {e.mask})")
         return

@@ -74,7 +74,7 @@ class Program:
                 parts = next((int(m[1:]) for m in ("v2", "v4", "v8") if m in modifiers), 1)
                 if state_space(instruction) in ("shared", "generic"):
                     sizes.append(SIZE[instruction.type] * parts)
-            elif instruction.base == "cp" and len(instruction.operands) > 2:
+            elif instruction.base == "cp" and "bulk" not in modifiers and len(instruction.operands) > 2:
                 sizes.append(immediate_value(str(instruction.operands[2]), "s64") or 4)
         return min(sizes)
 

@@ -45,6 +45,7 @@ class Scheduler:
         """Until every thread has exited."""
         while (group := self._choose()) is not None:
             self._advance(group)
+        self._batch.transfers.finish()
         self._batch.counters.unfinished_barriers += self._barriers.unfinished
 
     def _choose(self) -> _Group | None:
@@ -55,7 +56,7 @@ class Scheduler:
                 runnable = np.where(held, END, runnable)
         block = int(runnable.min())
         if block >= END:
-            if self._batch.mbarriers.wake_somebody():
+            if self._batch.transfers.deliver() or self._batch.mbarriers.wake_somebody():
                 return self._choose()
             if spinning is not None:
                 self._watch.report_deadlock()
