@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .async_copy import CopyQueue
 from .counters import Counters
 from .emitter import Binding, Lowered
+from .group_products import GroupProducts
 from .mbarriers import Mbarriers
 from .memory import ITEM_TYPES, GlobalMemory
 from .namespace import NAMES
@@ -70,6 +71,8 @@ class Batch:
         self.team_threads = self.threads_per_block // self.teams
         thread = np.arange(self.threads, dtype="i8")
         team = thread // (blocks * self.team_threads)
+        # threads of which the others wait when one does: what they do next they may have to do together
+        self.company = WARPGROUP if plan.program.by_warpgroup and not self.threads_per_block % WARPGROUP else 32
         self.block_of = thread // self.team_threads % blocks
         self.thread_in_block = (team * self.team_threads + thread % self.team_threads).astype("u4")
         self.warp_in_block = (self.thread_in_block[::32] >> np.uint32(5)).astype("i8")
@@ -83,6 +86,7 @@ class Batch:
         self.copies = CopyQueue(self)
         self.mbarriers = Mbarriers(self)
         self.transfers = Transfers(self)
+        self.products = GroupProducts(self)
         self._special: dict[str, Array] = {}
         self._registers: dict[tuple[int, str | int], Array] = {}  # by bytes and Binding.key
         self._free_rows: dict[int, list[Array]] = {1: [], 2: [], 4: [], 8: []}
@@ -114,6 +118,7 @@ class Batch:
         self.copies.clear()
         self.mbarriers.start()
         self.transfers.start()
+        self.products.start()
         self.counts_wavefronts = first and self.count
         if self.detector is not None:
             self.detector.start(self)
@@ -127,6 +132,13 @@ class Batch:
             self._free_rows[width] = list(octets[:, : self.threads * width])
         row = self._free_rows[width].pop()
         return row.view(bool) if width == 1 else row.view(ITEM_TYPES[width])
+
+    def register(self, name: str) -> Array:
+        """The array of a register of 32 bits that outlives its block."""
+        whole = self._registers.get((4, name))
+        if whole is None:
+            whole = self._registers[4, name] = self._row(4)
+        return whole
 
     def special(self, name: str) -> Array:
         """The array of a special register such as %tid.x."""

@@ -11,7 +11,7 @@ from .classes import instruction_class
 from .dataflow import names_read, names_written
 from .errors import PtxError
 from .instructions import Instruction
-from .tensor_shapes import Product, product_of
+from .tensor_shapes import Product, group_product_of, product_of
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +94,8 @@ def _finish(block: Block, block_at: dict[int, int], labels: dict[str, int], tabl
         block.classes[instruction_class(instruction)] += 1
         if instruction.base == "mma":
             block.tensor_flops += product_of(instruction).flops
+        elif instruction.base == "wgmma" and instruction.modifiers[0] == "mma_async":
+            block.tensor_flops += group_product_of(instruction).flops // 4  # its warps are counted one by one
 
 
 @dataclass(slots=True)

@@ -32,6 +32,8 @@ def instruction_class(instruction: Instruction) -> str:
         if space == "param":
             return "param_load"
         return f"{'global' if space in ('const', 'generic') else space}_{kind}"
+    if base == "wgmma":
+        return "tensor" if instruction.modifiers[0] == "mma_async" else "control"
     if base in _BY_BASE:
         return _BY_BASE[base]
     if base == "div" and is_float(instruction.type):

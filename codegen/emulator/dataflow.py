@@ -32,9 +32,18 @@ def operand_names(operand: Operand) -> tuple[str, ...]:
 
 def has_result(instruction: Instruction) -> bool:
     """Whether operand 0 is written (`bar.red` and `barrier.red` write theirs)."""
+    if instruction.base == "wgmma":
+        return instruction.modifiers[:1] == ("mma_async",)
     if instruction.base == "mbarrier":
         return instruction.modifiers[:1] not in (("init",), ("inval",), ("expect_tx",), ("complete_tx",))
     return instruction.base not in _NO_RESULT or "red" in instruction.modifiers
+
+
+def names_in_flight(instruction: Instruction) -> tuple[str, ...]:
+    """Registers that the instruction reads or writes later, when its block may be over."""
+    if instruction.base != "wgmma":
+        return ()
+    return tuple([name for operand in instruction.operands[:2] if isinstance(operand, tuple) for name in operand])
 
 
 def names_written(instruction: Instruction) -> tuple[str, ...]:
@@ -47,7 +56,9 @@ def names_written(instruction: Instruction) -> tuple[str, ...]:
 def names_read(instruction: Instruction) -> list[str]:
     """Names that the instruction reads, its guard included; immediates stand among them."""
     names = [instruction.guard] if instruction.guard else []
-    sources = instruction.operands[1:] if has_result(instruction) else instruction.operands
+    # the sums of wgmma are addends too
+    adds = instruction.base == "wgmma"
+    sources = instruction.operands[1:] if has_result(instruction) and not adds else instruction.operands
     for operand in sources:
         if type(operand) is str and "|" not in operand and operand[0] != "!":
             names.append(operand)
@@ -76,6 +87,7 @@ def scan_registers(blocks: Iterable[Sequence[Instruction]], registers: dict[str,
     shared: set[str] = set()
     for number, instructions in enumerate(blocks):
         for instruction in instructions:
+            shared.update(names_in_flight(instruction))
             for name in names_read(instruction):
                 if name not in registers:
                     continue

@@ -13,6 +13,7 @@ from . import (
     lower_memory,
     lower_move,
     lower_warp,
+    lower_wgmma,
 )
 from .blocks import Block, Item, TensorGroup
 from .emitter import Emitter, Lowered, Symbols
@@ -28,6 +29,7 @@ _TABLE = {
     **lower_memory.LOWER,
     **lower_mbarrier.LOWER,
     **lower_warp.LOWER,
+    **lower_wgmma.LOWER,
     # the same names for integers and floats: _lower chooses by the type
     **{name: lowering for name, lowering in lower_float.LOWER.items() if name not in lower_integer.LOWER},
 }

@@ -38,7 +38,7 @@ class Mbarriers:
         self.phase = np.zeros(words, "i1")
         self._sleeps_at = np.full(batch.threads, _AWAKE, "i8")
         self._sleepers = 0
-        self._holds_warps = True
+        self._holds_company = True
         self._given_up_at, self._futile = -1, 0
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Mbarriers:
             woken = self._sleeps_at == at
             self._sleeps_at[woken] = _AWAKE
             self._sleepers -= int(woken.sum())
-            self._holds_warps = True
+            self._holds_company = True
 
     # ---- sleepers
 
@@ -103,24 +103,25 @@ class Mbarriers:
 
     @property
     def held(self) -> Array | None:
-        """Threads that must not run now, None if there are none: those asleep, and the others of their warps.
+        """Threads that must not run now, None if there are none: those asleep, and the others of their warpgroups.
 
-        The lanes of a warp that one of them is waiting for must not run ahead to what the warp does together. Only when
-        nobody else can run do they.
+        The others must not run ahead to what the warp or the warpgroup does together. Only when nobody else can run do
+        they go on.
         """
         if not self._sleepers:
             return None
         asleep = self._sleeps_at != _AWAKE
-        if self._holds_warps:
-            return np.repeat(asleep.reshape(-1, 32).any(1), 32)
+        if self._holds_company:
+            company = self._batch.company
+            return np.repeat(asleep.reshape(-1, company).any(1), company)
         return asleep
 
     def wake_somebody(self) -> bool:
-        """Nobody can run: let the rest of the sleepers' warps go on, then let the sleepers' waits give up."""
+        """Nobody can run: let the rest of the sleepers' warpgroups go on, then let the sleepers' waits give up."""
         if not self._sleepers:
             return False
-        if self._holds_warps:
-            self._holds_warps = False
+        if self._holds_company:
+            self._holds_company = False
             return True
         batch = self._batch
         self._futile = self._futile + 1 if batch.writes == self._given_up_at else 0
@@ -131,7 +132,7 @@ class Mbarriers:
         batch.pc[asleep] += 1  # the wait that ends a basic block has already said that it failed
         self._sleeps_at.fill(_AWAKE)
         self._sleepers = 0
-        self._holds_warps = True
+        self._holds_company = True
         return True
 
     def _report_deadlock(self, asleep: Array) -> NoReturn:

@@ -46,6 +46,7 @@ class Scheduler:
         while (group := self._choose()) is not None:
             self._advance(group)
         self._batch.transfers.finish()
+        self._batch.products.finish()
         self._batch.counters.unfinished_barriers += self._barriers.unfinished
 
     def _choose(self) -> _Group | None:
