@@ -32,6 +32,7 @@ from .errors import (
     Uninitialised,
     UnknownInstruction,
 )
+from .fences import missing_wgmma_fences
 from .launch import launch
 from .memory import GlobalMemory
 from .parse import Kernel, Module, Param, parse
@@ -57,6 +58,7 @@ __all__ = [
     "UnknownInstruction",
     "encode_tensor_map",
     "launch",
+    "missing_wgmma_fences",
     "parse",
     "read_tensor_map",
 ]

@@ -16,6 +16,7 @@ from .group_products import GroupProducts
 from .mbarriers import Mbarriers
 from .memory import ITEM_TYPES, GlobalMemory
 from .namespace import NAMES
+from .ordering import OrderDetector
 from .program import Program
 from .races import RaceDetector
 from .special import special_register
@@ -44,7 +45,7 @@ class Plan:
     params: bytes
     memory: GlobalMemory
     counters: Counters
-    detector: RaceDetector | None
+    detector: RaceDetector | OrderDetector | None
     count: bool
     late: bool
 
@@ -59,6 +60,7 @@ class Batch:
     def __init__(self, plan: Plan, blocks: int) -> None:
         self.program, self.memory, self.counters = plan.program, plan.memory, plan.counters
         self.detector, self.count, self.late = plan.detector, plan.count, plan.late
+        self.order = plan.detector if isinstance(plan.detector, OrderDetector) else None
         self.block_size, self.grid, self.blocks = plan.block_size, plan.grid, blocks
         self.params = np.frombuffer(plan.params + bytes(-len(plan.params) % 16), "u1")
         self.param_bytes = len(plan.params)

@@ -21,6 +21,7 @@ from .tensor import WIDEN
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .ordering import OrderDetector
 
 Array: TypeAlias = "NDArray[Any]"
 
@@ -107,6 +108,19 @@ class GroupProducts:
         group = self._group[warpgroups]
         sums.group[warpgroups] = group
         self._issued.append(_Product(operands, warpgroups, group, a, b, adds, at))
+        if self._batch.order is not None:
+            self._show(self._batch.order, self._issued[-1])
+
+    def _show(self, order: OrderDetector, product: _Product) -> None:
+        """Tell the race detector what is read."""
+        batch, operands = self._batch, product.operands
+        addresses = [chunk_addresses(product.b, 2 * len(operands.D), operands.transposed[1])]
+        if not operands.A:
+            addresses.append(chunk_addresses(product.a, _ROWS, operands.transposed[0]))
+        for k, warpgroup in enumerate(product.warpgroups.tolist()):
+            base = int(batch.shared_base[warpgroup * _WARPGROUP])
+            offsets = np.concatenate([part[k].reshape(-1) for part in addresses]) + base
+            order.product(warpgroup, offsets, int(product.group[k]), product.at)
 
     def commit(self, warpgroups: Array) -> None:
         """Close the current groups."""
@@ -118,6 +132,11 @@ class GroupProducts:
         """All products but those of the last `pending` groups are done and their sums in the registers."""
         limit = self._group - pending
         self._run(warpgroups, limit)
+        if self._batch.order is not None:
+            active = set(warpgroups.tolist())
+            self._batch.order.finished(
+                lambda owner, group: owner[0] == "warpgroup" and owner[1] in active and group < limit[owner[1]]
+            )
         for names, sums in self._sums.items():
             group = sums.group[warpgroups]
             ready = warpgroups[(group != _LANDED) & (group < limit[warpgroups])]

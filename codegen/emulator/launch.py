@@ -15,7 +15,9 @@ from .batch import Batch, Plan
 from .classes import CLASSES
 from .counters import Counters
 from .memory import GlobalMemory
+from .ordering import OrderDetector
 from .parse import Kernel, Param
+from .program import Program
 from .races import RaceDetector
 from .report import Report
 from .schedule import Scheduler
@@ -62,13 +64,18 @@ def launch(
         params=params,
         memory=memory,
         counters=Counters(len(memory.allocations)),
-        detector=RaceDetector(program.shared_granule) if check_races else None,
+        detector=_detector(program) if check_races else None,
         count=count,
         late=late,
     )
     with np.errstate(all="ignore"):  # lanes that are not active compute garbage
         _run_batches(plan)
     return _report(plan, time.perf_counter() - started)
+
+
+def _detector(program: Program) -> RaceDetector | OrderDetector:
+    kind = OrderDetector if program.uses_async_proxy else RaceDetector
+    return kind(program.shared_granule)
 
 
 def _triple(size: Size, what: str) -> tuple[int, int, int]:

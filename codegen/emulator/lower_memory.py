@@ -153,8 +153,14 @@ def lower_copy(e: Emitter, i: Instruction) -> None:
     e.emit(f"copy_async(W, {target}, {source}, {size}, {filled}, {e.lanes}, {i.index})")
 
 
+def lower_fence(e: Emitter, i: Instruction) -> None:
+    """Fences: only what they say to the asynchronous proxy matters, and only to the race detector."""
+    if i.modifiers[:1] == ("proxy",) and i.modifiers[1].startswith("async"):
+        e.emit(f"fence_proxy(W, {e.lanes})")
+
+
 def lower_nothing(e: Emitter, i: Instruction) -> None:
-    """Fences, prefetches and hints: memory is sequentially consistent here, and nothing is cached."""
+    """Barriers of memory, prefetches and hints: memory is sequentially consistent here, and nothing is cached."""
 
 
 LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
@@ -164,5 +170,6 @@ LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
     "atom": lower_atomic,
     "red": lower_atomic,
     "cp": lower_copy,
-    **dict.fromkeys(("membar", "fence", "prefetch", "prefetchu", "nanosleep", "griddepcontrol"), lower_nothing),
+    "fence": lower_fence,
+    **dict.fromkeys(("membar", "prefetch", "prefetchu", "nanosleep", "griddepcontrol"), lower_nothing),
 }

@@ -88,6 +88,8 @@ class Mbarriers:
             return
         self.phase[at] ^= 1
         self._pending[at] = self._count[at]
+        if self._batch.order is not None:
+            self._batch.order.completed(at)
         if self._sleepers:
             woken = self._sleeps_at == at
             self._sleeps_at[woken] = _AWAKE
@@ -159,10 +161,13 @@ def init_mbarrier(access: Access, address: Array, count: Array, lanes: Array | N
         return
     where = access.in_shared_uncounted(address, 8, lanes, at, 8) >> 3
     counts = np.broadcast_to(count, access.n)[access.active(lanes)]
+    threads = access.threads(lanes)
     for k, (place, number) in enumerate(zip(where.tolist(), counts.tolist(), strict=True)):
         if not 1 <= number <= LIMIT:
             access.fail(EmulatorError, at, lanes, k, f"the count {number} of an mbarrier must be 1 to {LIMIT}")
         access.batch.mbarriers.init(place, number)
+        if access.batch.order is not None:
+            access.batch.order.made(int(threads[k]), place, at)
     access.batch.writes += 1
 
 
@@ -196,6 +201,8 @@ def arrive_at_mbarrier(
     before = np.zeros(where.size, "u8")
     for k, place in enumerate(where.tolist()):
         before[k] = barriers.phase[place]
+        if access.batch.order is not None:
+            access.batch.order.arrived(int(active[k]) + access.low, place, at)
         wrong = barriers.arrive(place, counts[k], sizes[k])
         if wrong:
             access.fail(EmulatorError, at, lanes, k, wrong)
@@ -218,4 +225,7 @@ def test_mbarrier(access: Access, address: Array, parity: Array, lanes: Array | 
     active = access.active(lanes)
     places[active] = where = mbarrier_places(access, address, lanes, at)
     passed[active] = access.batch.mbarriers.phase[where] != (np.broadcast_to(parity, access.n)[active] & 1)
+    if access.batch.order is not None:
+        through = active[passed[active]]
+        access.batch.order.waited(through + access.low, places[through], at)
     return places, passed

@@ -15,6 +15,7 @@ from . import (
     halves,
     matrices,
     mbarriers,
+    ordering,
     register_shares,
     rounding,
     tensor,
@@ -34,7 +35,7 @@ _UFUNCS = (
 NAMES: dict[str, Any] = {name: getattr(np, name) for name in _UFUNCS}
 for _module in (
     *(async_copy, atomics, bits, bulk_copy, group_products, halves, matrices, mbarriers),
-    *(register_shares, rounding, tensor, warp, warp_checks),
+    *(ordering, register_shares, rounding, tensor, warp, warp_checks),
 ):
     NAMES.update({name: value for name, value in vars(_module).items() if callable(value) and not name.startswith("_")})
 NAMES.update({code: code for code in ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8", "b1")})

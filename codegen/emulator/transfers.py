@@ -57,6 +57,9 @@ class Transfers:
 
     def load(self, transfer: Transfer) -> None:
         """Issue a load; until it arrives its target is poison."""
+        if self._batch.order is not None:
+            where = transfer.thread, transfer.shared, transfer.size, transfer.mbarrier
+            self._batch.order.load(*where, transfer.at)
         if not self._batch.late:
             self._arrive(transfer)
             return
@@ -94,6 +97,9 @@ class Transfers:
     def store(self, transfer: Transfer) -> None:
         """Issue a store or a reduction; it belongs to the group that its thread commits next."""
         transfer.group = int(self._group[transfer.thread])
+        if self._batch.order is not None:
+            where = transfer.thread, transfer.shared[transfer.inside], transfer.size, transfer.group
+            self._batch.order.store(*where, transfer.at)
         if self._batch.late:
             self._stores.append(transfer)
         else:
@@ -105,9 +111,13 @@ class Transfers:
 
     def wait(self, threads: Array, pending: int) -> None:
         """Do the stores of these threads but those of their last `pending` groups."""
-        if not self._stores:
-            return
         waiting = set(threads.tolist())
+        if self._batch.order is not None:
+            self._batch.order.finished(
+                lambda owner, group: (
+                    owner[0] == "thread" and owner[1] in waiting and group < self._group[owner[1]] - pending
+                )
+            )
         kept = []
         for transfer in self._stores:
             if transfer.thread in waiting and transfer.group < self._group[transfer.thread] - pending:
