@@ -46,9 +46,9 @@ def launch(
     """Run a kernel on every thread of a grid.
 
     `args` has one value for each parameter: a number, or the bytes of a struct. `shared_bytes` is the dynamic part.
-    With `check_races` the report lists races between warps, and a read of shared bytes that nobody wrote raises
-    `Uninitialised`. Without `count` shared-memory wavefronts are not counted. What is asynchronous happens at the last
-    moment that the kernel's waits allow, without `late` at the first.
+    With `check_races` the report lists races between warps and what they set going, and a read of shared bytes that
+    nobody wrote raises `Uninitialised`. Without `count` shared-memory wavefronts are not counted. What is asynchronous
+    happens at the last moment that the waits of the kernel allow, without `late` at the first.
     """
     started = time.perf_counter()
     grid_size, block_size = _triple(grid, "grid"), _triple(block, "block")

@@ -31,7 +31,7 @@ class Mbarriers:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        words = batch.shared.size // 8 if batch.program.by_warpgroup else 0
+        words = batch.shared.size // 8 if batch.program.uses_async_proxy else 0
         self._count = np.zeros(words, "i4")  # 0: no barrier here
         self._pending = np.zeros(words, "i4")
         self._bytes = np.zeros(words, "i4")
@@ -46,6 +46,7 @@ class Mbarriers:
         self._count.fill(0)
         self._sleeps_at.fill(_AWAKE)
         self._sleepers = 0
+        self._holds_company = True
 
     # ---- barriers
 

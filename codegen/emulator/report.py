@@ -31,14 +31,14 @@ class Report:
 
     instructions: dict[str, int]
     global_read_bytes: int
-    """Bytes that `ld` requested and cp.async read; atomics are not included."""
+    """Bytes that `ld` requested, and that cp.async and bulk loads read; atomics are not included."""
     global_written_bytes: int
-    """Bytes that `st` wrote, and 4 to 16 for each `red` and `atom` (those are in `atomic_bytes` too)."""
+    """Bytes that `st` and bulk stores wrote, and what `red`, `atom` and bulk reductions changed (`atomic_bytes`)."""
     atomic_bytes: int
     async_copied_bytes: int
-    """Bytes that cp.async brought to shared memory, filled zeros included."""
+    """Bytes that cp.async and bulk loads brought to shared memory, filled zeros included."""
     shared_wavefronts: int
-    """Of the first thread block: ld, st, ldmatrix, stmatrix and the writes of cp.async."""
+    """Of the first thread block: ld, st, ldmatrix, stmatrix and the writes of cp.async; not TMA, not wgmma."""
     shared_wavefronts_ideal: int
     """The same without bank conflicts."""
     tensor_flops: int
@@ -49,7 +49,7 @@ class Report:
     register_shares: dict[int, int]
     """What each warpgroup of a block last asked for with setmaxnreg, registers a thread."""
     races: tuple[Race, ...]
-    """The first few dozen; `race_count` counts all."""
+    """The first few dozen; `race_count` counts all, granule by granule."""
     race_count: int
     seconds: float
     _written: tuple[tuple[int, int, int], ...] = field(repr=False, default=())
