@@ -51,7 +51,7 @@ class Plan:
 
 
 class Batch:
-    """Thread blocks in lock-step, each padded to whole warps and cut into teams that tend to do the same work.
+    """Thread blocks in lock-step, each padded to whole warps or warpgroups and cut into teams that do similar work.
 
     Threads lie team after team, and within a team block after block. Most kernels have one team, the whole block.
     Warp-specialised ones have a team for each warpgroup: a role is then a contiguous range and runs without masks.
@@ -65,16 +65,17 @@ class Batch:
         self.params = np.frombuffer(plan.params + bytes(-len(plan.params) % 16), "u1")
         self.param_bytes = len(plan.params)
         threads_in_block = plan.block_size[0] * plan.block_size[1] * plan.block_size[2]
-        self.warps_per_block = -(-threads_in_block // 32)
-        self.threads_per_block = 32 * self.warps_per_block
+        unit = WARPGROUP if plan.program.by_warpgroup and threads_in_block > WARPGROUP else 32
+        self.threads_per_block = -(-threads_in_block // unit) * unit
+        self.warps_per_block = self.threads_per_block // 32
         self.threads = blocks * self.threads_per_block
-        specialised = plan.program.by_warpgroup and self.threads_per_block % WARPGROUP == 0
-        self.teams = self.threads_per_block // WARPGROUP if specialised else 1
+        whole = plan.program.by_warpgroup and self.threads_per_block % WARPGROUP == 0
+        self.teams = self.threads_per_block // WARPGROUP if whole else 1
         self.team_threads = self.threads_per_block // self.teams
         thread = np.arange(self.threads, dtype="i8")
         team = thread // (blocks * self.team_threads)
         # threads of which the others wait when one does: what they do next they may have to do together
-        self.company = WARPGROUP if plan.program.by_warpgroup and not self.threads_per_block % WARPGROUP else 32
+        self.company = WARPGROUP if whole else 32
         self.block_of = thread // self.team_threads % blocks
         self.thread_in_block = (team * self.team_threads + thread % self.team_threads).astype("u4")
         self.warp_in_block = (self.thread_in_block[::32] >> np.uint32(5)).astype("i8")

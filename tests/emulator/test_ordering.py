@@ -80,7 +80,7 @@ k(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map
 )
 
 
-def run(source: str, tiles: int = 5, blocks: int = 3, **options):
+def run(source: str, tiles: int = 5, blocks: int = 3, threads: int = 256, **options):
     """Launch; whether the two results of each block are right, and the report."""
     kernel = parse(compile_cuda(source, "compute_90a")).kernels["k"]
     rng = np.random.default_rng(3)
@@ -91,7 +91,7 @@ def run(source: str, tiles: int = 5, blocks: int = 3, **options):
         for x, rows in ((a, 64), (b, 16))
     ]
     out = memory.empty((blocks, 2, 64, 16), f32)
-    report = launch(kernel, blocks, 256, [*maps, out, tiles], memory, **options)
+    report = launch(kernel, blocks, threads, [*maps, out, tiles], memory, **options)
     wide = [from_bf16(x).astype("f8").reshape(tiles, -1, 64) for x in (a, b)]
     expected = np.einsum("jmk,jnk->mn", *wide) + tiles
     right = np.allclose(
@@ -108,6 +108,16 @@ def test_right_pipeline_is_silent(late):
         assert right
         assert report.races == ()
     assert report.global_written_bytes == 3 * 2 * 4096
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
+def test_producer_of_one_warp(late):
+    """Blocks of 160 threads: the products' warpgroup comes first, then a single warp that loads."""
+    source = PIPELINE.replace("if (wg == 0) {\n        if (t == 0) for", "if (wg == 1) {\n        if (t == 128) for")
+    source = source.replace("if (t == 128) {\n            asm", "if (t == 0) {\n            asm")
+    right, report = run(source, threads=160, late=late, check_races=True)
+    assert right
+    assert report.races == ()
 
 
 MUTANTS = {
