@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from .access import Access
 from .errors import DivergentBarrier, EmulatorError, OutOfBounds
+from .group_tiles import ROWS, left_operand, left_operand_of_registers, registers_of, right_operand
 from .matrix_descriptor import chunk_addresses, descriptor_is_plain
 from .tensor import WIDEN
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "NDArray[Any]"
 
-_ITEM = np.dtype("c16")  # 16 bytes: 8 numbers of an operand, or what four lanes hold of a register
-_ROWS = 64
 _WARPGROUP = 128
 _LANDED = -1
 
@@ -116,7 +115,7 @@ class GroupProducts:
         batch, operands = self._batch, product.operands
         addresses = [chunk_addresses(product.b, 2 * len(operands.D), operands.transposed[1])]
         if not operands.A:
-            addresses.append(chunk_addresses(product.a, _ROWS, operands.transposed[0]))
+            addresses.append(chunk_addresses(product.a, ROWS, operands.transposed[0]))
         for k, warpgroup in enumerate(product.warpgroups.tolist()):
             base = int(batch.shared_base[warpgroup * _WARPGROUP])
             offsets = np.concatenate([part[k].reshape(-1) for part in addresses]) + base
@@ -171,22 +170,20 @@ class GroupProducts:
             self._compute(chain)
         self._issued = kept
 
-    # ---- one product
-
     def _compute(self, chain: Sequence[_Product]) -> None:
         """A chain of products as one with a longer k."""
         first = chain[0]
-        operands, columns = first.operands, 2 * len(first.operands.D)
-        right = self._right([(p.warpgroups, p.b, p.at) for p in chain], columns, operands)
+        operands, lanes = first.operands, _lanes(first.warpgroups)
+        columns, widen = 2 * len(operands.D), WIDEN[operands.kind]
+        a_transposed, b_transposed = operands.transposed
+        right = right_operand([self._chunks(p, p.b, columns, b_transposed) for p in chain], b_transposed, widen)
         if operands.A:
-            left = self._left_of_registers(chain)
+            registers = [self._batch.register(name)[lanes] for product in chain for name in product.operands.A]
+            left = left_operand_of_registers(registers, widen)
         else:
-            left = self._left([(p.warpgroups, p.a, p.at) for p in chain], operands)
-        product = np.matmul(left, right)
-        # [warpgroup, warp, half, g, h, block] of items -> [block, half, h, warpgroup, warp, g]: a row for each register
-        items = product.view(_ITEM).reshape(-1, 4, 2, 8, 2, columns // 8).transpose(5, 2, 4, 0, 1, 3)
-        sums = np.ascontiguousarray(items).view("f4").reshape(len(operands.D), -1)
-        values, lanes = self._sums[operands.D].values, _lanes(first.warpgroups)
+            left = left_operand([self._chunks(p, p.a, ROWS, a_transposed) for p in chain], a_transposed, widen)
+        sums = registers_of(np.matmul(left, right))
+        values = self._sums[operands.D].values
         if first.adds.all():
             values[:, lanes] += sums
         elif not first.adds.any():
@@ -195,49 +192,18 @@ class GroupProducts:
             adds = np.repeat(first.adds, _WARPGROUP)
             values[:, lanes] = np.where(adds, values[:, lanes], 0) + sums
 
-    def _chunks(self, warpgroups: Array, descriptors: Array, extent: int, transposed: bool, at: int) -> Array:
+    def _chunks(self, product: _Product, descriptors: Array, extent: int, transposed: bool) -> Array:
+        """The 16-byte chunks of an operand, as they lie."""
         batch = self._batch
         address = chunk_addresses(descriptors, extent, transposed)
         if int(address.min()) < 0 or int(address.max()) + 16 > batch.shared_bytes:
             raise OutOfBounds(
-                f"{batch.program.instructions[at]}: the descriptor names addresses {int(address.min()):#x} to "
+                f"{batch.program.instructions[product.at]}: the descriptor names addresses {int(address.min()):#x} to "
                 f"{int(address.max()) + 16:#x}; the block has {batch.shared_bytes} bytes of shared memory"
             )
-        address += batch.shared_base[warpgroups * _WARPGROUP][:, None, None]
+        address += batch.shared_base[product.warpgroups * _WARPGROUP][:, None, None]
         chunks: Array = batch.shared_views[16].take(address >> 4)
         return chunks
-
-    def _right(self, parts: Sequence[tuple[Array, Array, int]], columns: int, operands: Operands) -> Array:
-        """B [warpgroups, k, columns]; column 8b + 2t + h goes to place (h, b, t), so that sums come out as items."""
-        widen, transposed = WIDEN[operands.kind], operands.transposed[1]
-        tiles = [self._chunks(where, tile, columns, transposed, at) for where, tile, at in parts]
-        count = len(tiles[0])
-        if transposed:
-            halves = np.stack(tiles, 1).view("u2").reshape(count, -1, columns // 8, 4, 2).transpose(0, 1, 4, 2, 3)
-            return widen(np.ascontiguousarray(halves).reshape(-1)).reshape(count, -1, columns)
-        rows = np.stack(tiles, 2).reshape(count, columns // 8, 4, 2, -1).transpose(0, 3, 1, 2, 4)
-        wide = widen(np.ascontiguousarray(rows).view("u2").reshape(-1)).reshape(count, columns, -1)
-        return wide.swapaxes(1, 2)
-
-    def _left(self, parts: Sequence[tuple[Array, Array, int]], operands: Operands) -> Array:
-        """A [warpgroups, 64, k] from shared memory."""
-        widen, transposed = WIDEN[operands.kind], operands.transposed[0]
-        tiles = [self._chunks(where, tile, _ROWS, transposed, at) for where, tile, at in parts]
-        count = len(tiles[0])
-        if transposed:
-            return widen(np.stack(tiles, 1).view("u2").reshape(-1)).reshape(count, -1, _ROWS).swapaxes(1, 2)
-        return widen(np.stack(tiles, 2).view("u2").reshape(-1)).reshape(count, _ROWS, -1)
-
-    def _left_of_registers(self, chain: Sequence[_Product]) -> Array:
-        """A [warpgroups, 64, k] from four registers a product: rows g and g + 8, then the same of columns 8 to 15."""
-        lanes = _lanes(chain[0].warpgroups)
-        registers = [self._batch.register(name)[lanes] for product in chain for name in product.operands.A]
-        # [step, column half, row half, warpgroup, warp, g] of items -> rows in order, k in order
-        items = np.concatenate(registers).view(_ITEM).reshape(len(chain), 2, 2, -1, 4, 8).transpose(3, 4, 2, 5, 0, 1)
-        count = chain[0].warpgroups.size
-        return WIDEN[chain[0].operands.kind](np.ascontiguousarray(items).view("u2").reshape(-1)).reshape(
-            count, _ROWS, -1
-        )
 
 
 def _lanes(warpgroups: Array) -> slice | Array:

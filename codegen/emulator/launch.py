@@ -191,8 +191,8 @@ def _report(plan: Plan, seconds: float) -> Report:
         barriers=counters.barriers,
         unfinished_barriers=counters.unfinished_barriers,
         register_shares=counters.register_shares,
-        races=tuple(plan.detector.races) if plan.detector else (),
-        race_count=plan.detector.count if plan.detector else 0,
+        races=tuple(plan.detector.log.races) if plan.detector else (),
+        race_count=plan.detector.log.count if plan.detector else 0,
         seconds=seconds,
         _written=tuple((start, end, n) for (start, end), n in zip(allocations, counters.written, strict=True)),
     )

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import EmulatorError, Uninitialised
-from .report import Race
+from .race_log import RaceLog
 from .shadow import FOREVER, Shadow
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "NDArray[Any]"
 
-_STORED = 48
-_STORED_OF_A_PAIR = 4
 _MBARRIERS = 128  # of a block whose traffic is told apart
 
 
@@ -60,8 +58,7 @@ class OrderDetector:
 
     def __init__(self, granule: int) -> None:
         self.granule = granule
-        self.races: list[Race] = []
-        self.count = 0
+        self.log = RaceLog()
 
     def start(self, batch: Batch) -> None:
         """Forget everything: a batch begins with new blocks."""
@@ -161,7 +158,8 @@ class OrderDetector:
         """The mbarrier, whose init the warp must know of."""
         traffic = self._traffic[place]
         if self._known[0, warp, self._own[traffic.warp]] < traffic.time:
-            self._report("RAW", place * 8, traffic.at, int(self._own[traffic.warp]), warp, at)
+            where, before, maker = (np.array([value]) for value in (8 * place, traffic.at, self._own[traffic.warp]))
+            self.log.add(self._batch, "RAW", where, before, maker, self._own[[warp]], at)
         return traffic
 
     def arrived(self, thread: int, place: int, at: int) -> None:
@@ -261,8 +259,8 @@ class OrderDetector:
             index = index[(here[where[index]] != pieces[index]).any(1)]
         self._report_writes("WAW", where[index], warp[index], at)
         index, reader = shadow.unordered_reads(where, clocks, warp)
-        for place, first, now in zip(where[index].tolist(), reader.tolist(), warp[index].tolist(), strict=True):
-            self._report("WAR", place * self.granule, int(shadow.read_at[place, first]), first, now, at)
+        if index.size:
+            self._report("WAR", where[index], shadow.read_at[where[index], reader], reader, warp[index], at)
 
     def _check_rivals(self, where: Array, warp: Array, at: int, pieces: Array) -> None:
         """Warps that write different values to the same granule in one and the same instruction."""
@@ -275,22 +273,14 @@ class OrderDetector:
         self._report_writes("WAW", where[lost], warp[lost], at)
 
     def _report_writes(self, kind: str, where: Array, warp: Array, at: int) -> None:
-        shadow = self._shadow
-        for place, now in zip(where.tolist(), warp.tolist(), strict=True):
-            writer = int(shadow.writer[place])
-            first = writer if writer < self._warps else -1
-            self._report(kind, place * self.granule, int(shadow.written_at[place]), first, now, at)
-
-    def _report(self, kind: str, offset: int, before: int, first_warp: int, now: int, at: int) -> None:
-        batch = self._batch
-        self.count += 1
-        first, second = (str(batch.program.instructions[index]) for index in (before, at))
-        same = sum((race.kind, race.first, race.second) == (kind, first, second) for race in self.races)
-        if len(self.races) >= _STORED or same >= _STORED_OF_A_PAIR:
+        if not where.size:
             return
-        block, address = divmod(offset, batch.shared_stride)
-        x, y, z = (int(v) for v in batch.block_ids[block])
-        self.races.append(Race(kind, address, (x, y, z), first, second, (first_warp, int(self._own[now]))))
+        writer = self._shadow.writer[where]
+        first = np.where(writer < self._warps, writer, -1)
+        self._report(kind, where, self._shadow.written_at[where], first, warp, at)
+
+    def _report(self, kind: str, where: Array, before: Array, first: Array, warp: Array, at: int) -> None:
+        self.log.add(self._batch, kind, where * self.granule, before, first, self._own[warp], at)
 
     def _uninitialised(self, where: Array, warp: Array, at: int) -> None:
         batch = self._batch
