@@ -13,15 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import Uninitialised
-from .report import Race
+from .race_log import RaceLog
 
 if TYPE_CHECKING:
     from .batch import Batch
 
 Array: TypeAlias = "NDArray[Any]"
-
-_STORED = 48
-_STORED_OF_A_PAIR = 4  # so that one race does not crowd out the others
 
 # a stamp is clock << 40 | instruction << 8 | warp in its block; 0 stands for no access, clocks start at 1
 _CLOCK = 40
@@ -34,8 +31,7 @@ class RaceDetector:
 
     def __init__(self, granule: int) -> None:
         self.granule = granule
-        self.races: list[Race] = []
-        self.count = 0
+        self.log = RaceLog()
 
     def start(self, batch: Batch) -> None:
         """Forget everything: a batch begins with new blocks."""
@@ -45,7 +41,7 @@ class RaceDetector:
         self._write = np.zeros(granules, "i8")
         self._reads = (np.zeros(granules, "i8"), np.zeros(granules, "i8"))
         self._atomics: tuple[Array, ...] = ()  # like reads; made when the first atomic comes
-        self._own = np.arange(warps) % per_block
+        self._own = batch.warp_in_block
         # clock[w, v]: what warp w knows of the clock of warp v of its block
         self._clock = np.zeros((warps, per_block), "i8")
         self._clock[np.arange(warps), self._own] = 1
@@ -125,9 +121,9 @@ class RaceDetector:
 
     def barrier_all(self, low: int, high: int) -> None:
         """All warps low .. high, whole blocks, meet block by block."""
-        per_block = self._batch.warps_per_block
-        clocks = self._clock[low:high].reshape(-1, per_block, per_block)
-        clocks[:] = clocks.max(1, keepdims=True)
+        teams, per_block = self._batch.teams, self._batch.warps_per_block
+        clocks = self._clock[low:high].reshape(teams, -1, per_block // teams, per_block)
+        clocks[:] = clocks.max((0, 2), keepdims=True)
         warps = np.arange(low, high)
         self._clock[warps, self._own[warps]] += 1
         self._changed()
@@ -194,20 +190,8 @@ class RaceDetector:
             self._report("WAW", where[lost], warp[lost], last[lost], at)
 
     def _report(self, kind: str, where: Array, warp: Array, before: Array, at: int) -> None:
-        batch = self._batch
-        self.count += where.size
-        text = batch.program.instructions
-        second = str(text[at])
-        for granule, now, stamp in zip(where.tolist(), self._own[warp].tolist(), before.tolist(), strict=True):
-            first = str(text[stamp >> _AT & 0xFFFFFFFF])
-            same = sum((race.kind, race.first, race.second) == (kind, first, second) for race in self.races)
-            if len(self.races) >= _STORED:
-                return
-            if same >= _STORED_OF_A_PAIR:
-                continue
-            block, address = divmod(granule * self.granule, batch.shared_stride)
-            x, y, z = (int(v) for v in batch.block_ids[block])
-            self.races.append(Race(kind, address, (x, y, z), first, second, (stamp & _WARP_MASK, now)))
+        instruction = before >> _AT & 0xFFFFFFFF
+        self.log.add(self._batch, kind, where * self.granule, instruction, before & _WARP_MASK, self._own[warp], at)
 
     def _uninitialised(self, where: Array, before: Array, threads: Array, at: int) -> None:
         batch = self._batch

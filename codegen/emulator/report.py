@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two accesses to the same shared bytes by different warps of a block with no barrier between them."""
+    """Two accesses to the same shared bytes, by different warps of a block or by what they set going, in no order."""
 
     kind: str
-    """"RAW" (read after write), "WAR" or "WAW"."""
+    """"RAW" (read after write), "WAR", "WAW", or "PROXY": TMA or wgmma reads what no fence.proxy.async has covered."""
     address: int
     """Shared address within the block."""
     block: tuple[int, int, int]
@@ -18,7 +18,7 @@ class Race:
     """The earlier instruction with its PTX line; `second` the later one."""
     second: str
     warps: tuple[int, int]
-    """Warps of the earlier and of the later access."""
+    """Warps of the earlier (-1: a bulk load) and of the later access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,25 @@ class Report:
 
     instructions: dict[str, int]
     global_read_bytes: int
-    """Bytes that `ld` requested and cp.async read; atomics are not included."""
+    """Bytes that `ld` requested, and that cp.async and bulk loads read; atomics are not included."""
     global_written_bytes: int
-    """Bytes that `st` wrote, and 4 to 16 for each `red` and `atom` (those are in `atomic_bytes` too)."""
+    """Bytes that `st` and bulk stores wrote, and what `red`, `atom` and bulk reductions changed (`atomic_bytes`)."""
     atomic_bytes: int
     async_copied_bytes: int
-    """Bytes that cp.async brought to shared memory, filled zeros included."""
+    """Bytes that cp.async and bulk loads brought to shared memory, filled zeros included."""
     shared_wavefronts: int
-    """Of the first thread block: ld, st, ldmatrix, stmatrix and the writes of cp.async."""
+    """Of the first thread block: ld, st, ldmatrix, stmatrix and the writes of cp.async; not TMA, not wgmma."""
     shared_wavefronts_ideal: int
     """The same without bank conflicts."""
     tensor_flops: int
     barriers: int
     """Barriers that thread blocks passed."""
+    unfinished_barriers: int
+    """Barriers of blocks where `bar.arrive` had the last word: threads arrived, and nobody came to wait for them."""
+    register_shares: dict[int, int]
+    """What each warpgroup of a block last asked for with setmaxnreg, registers a thread."""
     races: tuple[Race, ...]
-    """The first few dozen; `race_count` counts all."""
+    """The first few dozen; `race_count` counts all, granule by granule."""
     race_count: int
     seconds: float
     _written: tuple[tuple[int, int, int], ...] = field(repr=False, default=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -39,7 +40,7 @@ def special_register(batch: Batch, name: str) -> Array:
     if base == "%warpid":
         return thread >> np.uint32(5)
     if base == "%nwarpid":
-        return _filled(batch, batch.warps_per_block)
+        return _filled(batch, -(-math.prod(batch.block_size) // 32))
     total = batch.shared_bytes
     return _filled(batch, total if base == "%total_smem_size" else total - batch.program.shared.dynamic_offset)
 

@@ -61,6 +61,13 @@ def test_before_the_wait_there_is_poison():
     np.testing.assert_array_equal(out[1], stage_of(0))
 
 
+def test_early_copies_are_there_at_once():
+    """The other extreme of timing: then the missing wait goes unseen, but for the race detector in another warp."""
+    body = copy(0) + COMMIT + look(0, 0) + wait(0) + look(0, 1)
+    out = run(body, 2, late=False).out
+    np.testing.assert_array_equal(out, [stage_of(0)] * 2)
+
+
 def test_before_the_wait_the_old_contents_are_still_there():
     """The second copy into a buffer shows only after its own wait."""
     body = copy(0) + COMMIT + wait(0)

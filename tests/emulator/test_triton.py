@@ -1,4 +1,4 @@
-"""Kernels by another compiler: Triton's PTX for sm_80, compiled here without a GPU, must run and agree with NumPy."""
+"""Kernels by another compiler: Triton's PTX, compiled here without a GPU, must run and agree with NumPy."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def gradient_kernel(q, k, v, do, lse, delta, dq, dk, dv, N, scale, BR: tl.conste
 # ---- compiling and launching -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def run_triton(tmp_path, monkeypatch):
-    """Compile a jitted function for sm_80 into a cache of its own and launch the PTX on the emulator."""
+@pytest.fixture(params=[80, 90], ids=lambda number: f"sm_{number}")
+def run_triton(request, tmp_path, monkeypatch):
+    """Compile a jitted function into a cache of its own and launch the PTX on the emulator."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    def run(function, signature: dict[str, str], constants: dict[str, int], args, grid, **options):
+    def run(function, signature: dict[str, str], constants: dict[str, int], args, grid, late=True, **options):
         names = [*signature, *constants]
         kinds = {name: signature.get(name, "constexpr") for name in names}
         attributes = {(names.index(n),): [["tt.divisibility", 16]] for n, kind in signature.items() if kind[0] == "*"}
@@ -109,7 +109,9 @@ def run_triton(tmp_path, monkeypatch):
             attrs=attributes,
         )
         compiled = triton.compile(
-            source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 4, "enable_fp_fusion": True, **options}
+            source,
+            target=GPUTarget("cuda", request.param, 32),
+            options={"num_warps": 4, "enable_fp_fusion": True, **options},
         )
         ptx = compiled.asm["ptx"]
         scratch = [0] * (ptx.split(".entry", 1)[1].split(")", 1)[0].count(".param") - len(args))
@@ -120,6 +122,7 @@ def run_triton(tmp_path, monkeypatch):
             block=32 * compiled.metadata.num_warps,
             shared_bytes=compiled.metadata.shared,
             check_races=True,
+            late=late,
         )
 
     return run
@@ -186,12 +189,8 @@ def test_attention_forward(run_triton, n):
     assert result.report.race_count == 0
 
 
-@pytest.mark.parametrize("rows", [pytest.param(64, id="64 rows"), pytest.param(32, id="32 rows held twice")])
-def test_attention_backward(run_triton, rows):
-    """Five products, transposed operands, float atomics; 100 positions.
-
-    Tiles of 32 rows are too few for four warps: two of them hold the same values and both store them, which is no race.
-    """
+def run_backward(run_triton, rows: int, late: bool):
+    """The report, and the largest error of dQ, dK and dV in units of their largest value."""
     n, d, heads = 100, 32, 2
     q, k, v, do = (normal(seed, heads, n, d) for seed in (5, 6, 7, 8))
     o, lse, p = attention(q, k, v)
@@ -219,11 +218,33 @@ def test_attention_backward(run_triton, rows):
         ],
         grid=(-(-n // 64), heads, 1),
         num_stages=2,
+        late=late,
     )
     q, k, v, do = (x.astype(f64) for x in (q, k, v, do))
     ds = p * (do @ v.swapaxes(1, 2) - delta[..., None]) * d**-0.5
     expected = {"dq": ds @ k, "dk": ds.swapaxes(1, 2) @ q, "dv": p.swapaxes(1, 2) @ do}
-    for (name, reference), actual in zip(expected.items(), result.arrays[-3:], strict=True):
-        np.testing.assert_allclose(actual, reference, rtol=0, atol=3e-3 * np.abs(reference).max(), err_msg=name)
-    assert result.report.race_count == 0
-    assert result.report.atomic_bytes > 0
+    pairs = zip(expected.values(), result.arrays[-3:], strict=True)
+    return result.report, {float(np.abs(x - reference).max() / np.abs(reference).max()) for reference, x in pairs}
+
+
+@pytest.mark.parametrize("rows", [pytest.param(64, id="64 rows"), pytest.param(32, id="32 rows held twice")])
+def test_attention_backward(run_triton, rows):
+    """Five products, transposed operands, float atomics; 100 positions.
+
+    Tiles of 32 rows are too few for four warps: two of them hold the same values and both store them, which is no race.
+    """
+    report, errors = run_backward(run_triton, rows, late=False)
+    assert max(errors) < 3e-3
+    assert report.atomic_bytes > 0
+
+
+@pytest.mark.parametrize("rows", [64, 32])
+def test_late_results_are_right_unless_there_is_a_race(run_triton, rows):
+    """Triton 3.9 refills tiles of 32 rows for sm_90 while up to three wgmma that read them may be in flight.
+
+    Who waits for everything gets the same numbers late as early; else the detector says so, and only then.
+    """
+    report, errors = run_backward(run_triton, rows, late=True)
+    assert (max(errors) < 3e-3) == (report.race_count == 0)
+    if report.race_count:
+        assert all(race.kind == "WAR" and "wgmma" in race.first for race in report.races)
