@@ -90,7 +90,7 @@ class Mbarriers:
         self.phase[at] ^= 1
         self._pending[at] = self._count[at]
         if self._batch.order is not None:
-            self._batch.order.completed(at)
+            self._batch.order.clocks.completed(at)
         if self._sleepers:
             woken = self._sleeps_at == at
             self._sleeps_at[woken] = _AWAKE
@@ -168,7 +168,7 @@ def init_mbarrier(access: Access, address: Array, count: Array, lanes: Array | N
             access.fail(EmulatorError, at, lanes, k, f"the count {number} of an mbarrier must be 1 to {LIMIT}")
         access.batch.mbarriers.init(place, number)
         if access.batch.order is not None:
-            access.batch.order.made(int(threads[k]), place, at)
+            access.batch.order.clocks.made(int(threads[k]), place, at)
     access.batch.writes += 1
 
 
@@ -203,7 +203,7 @@ def arrive_at_mbarrier(
     for k, place in enumerate(where.tolist()):
         before[k] = barriers.phase[place]
         if access.batch.order is not None:
-            access.batch.order.arrived(int(active[k]) + access.low, place, at)
+            access.batch.order.clocks.arrived(int(active[k]) + access.low, place, at)
         wrong = barriers.arrive(place, counts[k], sizes[k])
         if wrong:
             access.fail(EmulatorError, at, lanes, k, wrong)
@@ -228,5 +228,5 @@ def test_mbarrier(access: Access, address: Array, parity: Array, lanes: Array | 
     passed[active] = access.batch.mbarriers.phase[where] != (np.broadcast_to(parity, access.n)[active] & 1)
     if access.batch.order is not None:
         through = active[passed[active]]
-        access.batch.order.waited(through + access.low, places[through], at)
+        access.batch.order.clocks.waited(through + access.low, places[through], at)
     return places, passed

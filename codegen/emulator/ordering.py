@@ -1,12 +1,8 @@
 """Find unordered accesses to shared memory in kernels whose copies and products are asynchronous.
 
-Whatever the order in which things happen to run here, a vector clock says what is certain. Its components are the warps
-of a block, and for each mbarrier the loads that it counts. An arrival hands on what its warp knows to those who have
-seen the phase complete; named barriers join those who meet. A bulk load is ordered after the warp that issues it, and
-before the completion of its phase. A wgmma or a bulk store reads from its issue to the wait that covers it.
-
-What a thread has written reaches the asynchronous proxy only through a fence.proxy.async: a second clock holds what
-fences have covered. Data of cp.async is taken to need none.
+Clocks say what is certain, whatever the order in which things happen to run here. A wgmma or a bulk store reads from
+its issue to the wait that covers it. What a thread has written reaches the asynchronous proxy only through a
+fence.proxy.async; data of cp.async is taken to need none.
 """
 
 from __future__ import annotations
@@ -18,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import EmulatorError, Uninitialised
+from .clocks import Clocks
+from .errors import Uninitialised
 from .race_log import RaceLog
 from .shadow import FOREVER, Shadow
 
@@ -26,21 +23,6 @@ if TYPE_CHECKING:
     from .batch import Batch
 
 Array: TypeAlias = "NDArray[Any]"
-
-_MBARRIERS = 128  # of a block whose traffic is told apart
-
-
-@dataclass(slots=True, eq=False)
-class _Traffic:
-    """An mbarrier: its component, phases completed, what arrivals knew, and who made it when."""
-
-    component: int
-    knowledge: Array  # [2, components]: clock, and what of it is fenced
-    completed: Array
-    warp: int
-    time: int
-    at: int
-    phases: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -64,38 +46,39 @@ class OrderDetector:
         """Forget everything: a batch begins with new blocks."""
         self._batch = batch
         self._warps = batch.warps_per_block
-        warps = batch.threads // 32
         self._own = batch.warp_in_block
-        # [clock, what of it is fenced][warp of the batch, component]
-        self._known = np.zeros((2, warps, self._warps + _MBARRIERS), "i4")
-        self._known[0, np.arange(warps), self._own] = 1
+        self.clocks = Clocks(batch, self.log)
         self._shadow = Shadow(batch.shared.size // self.granule, self._warps)
-        self._traffic: dict[int, _Traffic] = {}
-        self._mbarriers = np.zeros(batch.blocks, "i4")
         self._reading: list[_Reading] = []
 
-    def _now(self, warps: Array) -> Array:
-        time: Array = self._known[0, warps, self._own[warps]]
-        return time
+    # ---- barriers of threads
 
-    def _tick(self, warps: Array | int) -> None:
-        """What these warps do from here on is not covered by what they have just handed on."""
-        self._known[0, warps, self._own[warps]] += 1
+    def arrive(self, warps: Array) -> Array:
+        """Warps of one block come to a barrier: what they know, to be handed to `release`."""
+        return self.clocks.arrive(warps)
+
+    def release(self, known: list[Array], waiting: Array) -> None:
+        """Warps go on behind a barrier and know what all who arrived knew."""
+        self.clocks.release(known, waiting)
+
+    def barrier_all(self, low: int, high: int) -> None:
+        """All warps low .. high, whole blocks, meet block by block."""
+        self.clocks.barrier_all(low, high)
 
     # ---- accesses of threads
 
     def read(self, offset: Array, size: int, threads: Array, at: int) -> None:
         """Check and remember a read of `size` bytes by each thread."""
         where, warp = self._granules(offset, size, threads)
-        self._check_read(where, warp, self._known[0], warp, at)
-        self._shadow.note_read(where, self._own[warp], self._now(warp), at)
+        self._check_read(where, warp, self.clocks.known[0], warp, at)
+        self._shadow.note_read(where, self._own[warp], self.clocks.now(warp), at)
 
     def write(self, offset: Array, size: int, threads: Array, at: int, data: Array | None) -> None:
         """Check and remember a write before it is done; warps that write the same values do not race."""
         where, warp = self._granules(offset, size, threads)
         pieces = None if data is None else data.reshape(-1).view("u1").reshape(where.size, -1)
         self._check_write(where, warp, at, pieces)
-        self._shadow.note_write(where, self._own[warp], self._now(warp), at)
+        self._shadow.note_write(where, self._own[warp], self.clocks.now(warp), at)
         if pieces is not None:
             self._check_rivals(where, warp, at, pieces)
 
@@ -104,91 +87,21 @@ class OrderDetector:
         where, warp = self._granules(offset, size, threads)
         others = np.flatnonzero(~self._shadow.atomic[where])
         self._check_write(where[others], warp[others], at, None)
-        self._shadow.note_write(where, self._own[warp], self._now(warp), at)
+        self._shadow.note_write(where, self._own[warp], self.clocks.now(warp), at)
         self._shadow.atomic[where] = True
 
     def landed(self, offset: Array, size: int, threads: Array, at: int) -> None:
         """The data of cp.async is there: readers must be ordered after this wait."""
         where, warp = self._granules(offset, size, threads)
-        self._shadow.note_write(where, self._own[warp], self._now(warp), at)
+        self._shadow.note_write(where, self._own[warp], self.clocks.now(warp), at)
         self._shadow.copied[where] = True
-
-    # ---- barriers of threads
-
-    def arrive(self, warps: Array) -> Array:
-        """Warps of one block come to a barrier: what they know, to be handed to `release`."""
-        known: Array = self._known[:, warps].max(1)
-        self._tick(warps)
-        return known
-
-    def release(self, known: list[Array], waiting: Array) -> None:
-        """Warps go on behind a barrier and know what all who arrived knew."""
-        self._known[:, waiting] = np.maximum(self._known[:, waiting], np.max(known, axis=0)[:, None])
-
-    def barrier_all(self, low: int, high: int) -> None:
-        """All warps low .. high, whole blocks, meet block by block."""
-        teams = self._batch.teams
-        known = self._known[:, low:high].reshape(2, teams, -1, self._warps // teams, self._known.shape[2])
-        known[:] = known.max((1, 3), keepdims=True)
-        self._tick(np.arange(low, high))
-
-    def fence(self, threads: Array) -> None:
-        """fence.proxy.async."""
-        warps = np.unique(threads >> 5)
-        self._known[1, warps] = np.maximum(self._known[1, warps], self._known[0, warps])
-        self._tick(warps)
-
-    # ---- mbarriers
-
-    def made(self, thread: int, place: int, at: int) -> None:
-        """mbarrier.init."""
-        warp, block = thread >> 5, int(self._batch.block_of[thread])
-        before = self._traffic.get(place)
-        if before is None and self._mbarriers[block] == _MBARRIERS:
-            raise EmulatorError(f"more than {_MBARRIERS} mbarriers in a block: check_races does not tell them apart")
-        component = self._warps + int(self._mbarriers[block]) if before is None else before.component
-        self._mbarriers[block] += before is None
-        nothing = np.zeros_like(self._known[:, 0])
-        phases = 0 if before is None else before.phases
-        time = int(self._known[0, warp, self._own[warp]])
-        self._traffic[place] = _Traffic(component, nothing, nothing, warp, time, at, phases)
-        self._tick(warp)
-
-    def _traffic_of(self, place: int, warp: int, at: int) -> _Traffic:
-        """The mbarrier, whose init the warp must know of."""
-        traffic = self._traffic[place]
-        if self._known[0, warp, self._own[traffic.warp]] < traffic.time:
-            where, before, maker = (np.array([value]) for value in (8 * place, traffic.at, self._own[traffic.warp]))
-            self.log.add(self._batch, "RAW", where, before, maker, self._own[[warp]], at)
-        return traffic
-
-    def arrived(self, thread: int, place: int, at: int) -> None:
-        """A thread arrives at an mbarrier."""
-        warp = thread >> 5
-        traffic = self._traffic_of(place, warp, at)
-        traffic.knowledge = np.maximum(traffic.knowledge, self._known[:, warp])
-        self._tick(warp)
-
-    def completed(self, place: int) -> None:
-        """A phase is complete."""
-        traffic = self._traffic[place]
-        traffic.phases += 1
-        traffic.knowledge[0, traffic.component] = traffic.phases
-        traffic.completed = traffic.knowledge.copy()
-
-    def waited(self, threads: Array, places: Array, at: int) -> None:
-        """Threads have seen the phases of mbarriers complete."""
-        for pair in np.unique((threads >> 5) << 32 | places).tolist():
-            warp, place = pair >> 32, pair & 0xFFFFFFFF
-            traffic = self._traffic_of(place, warp, at)
-            self._known[:, warp] = np.maximum(self._known[:, warp], traffic.completed)
 
     # ---- asynchronous operations
 
     def load(self, thread: int, offsets: Array, size: int, place: int, at: int) -> None:
         """A bulk load is issued: it may write from now on, until the phase of its mbarrier completes."""
         warp = thread >> 5
-        traffic = self._traffic_of(place, warp, at)
+        traffic = self.clocks.traffic_of(place, warp, at)
         where = self._touched(offsets, size)
         self._check_write(where, np.full(where.size, warp), at, None)
         self._shadow.note_write(where, traffic.component, traffic.phases + 1, at)
@@ -204,7 +117,7 @@ class OrderDetector:
         self._begin(("warpgroup", warpgroup), group, warps, self._touched(offsets, 16), at)
 
     def _begin(self, owner: tuple[str, int], group: int, warps: Array, where: Array, at: int) -> None:
-        clocks, fenced = self._known[:, warps].min(1)
+        clocks, fenced = self.clocks.known[:, warps].min(1)
         nobody = np.zeros(where.size, "i8")
         self._check_read(where, np.full(where.size, warps[0]), clocks[None], nobody, at)
         shadow = self._shadow
@@ -223,7 +136,7 @@ class OrderDetector:
             return
         for reading in self._reading:
             if done(reading.owner, reading.group):
-                for warp, time in zip(self._own[reading.warps].tolist(), self._now(reading.warps), strict=True):
+                for warp, time in zip(self._own[reading.warps].tolist(), self.clocks.now(reading.warps), strict=True):
                     self._shadow.read[reading.where, warp] = time
         for reading in kept:  # others may still read the same granules
             self._shadow.read[reading.where[:, None], self._own[reading.warps]] = FOREVER
@@ -252,7 +165,7 @@ class OrderDetector:
         self._report_writes("RAW", where[index], warp[index], at)
 
     def _check_write(self, where: Array, warp: Array, at: int, pieces: Array | None) -> None:
-        shadow, clocks = self._shadow, self._known[0]
+        shadow, clocks = self._shadow, self.clocks.known[0]
         index = shadow.unordered_writes(where, clocks, warp)
         if index.size and pieces is not None:
             here = self._batch.shared.reshape(-1, self.granule)[:, : pieces.shape[1]]
@@ -295,4 +208,4 @@ class OrderDetector:
 def fence_proxy(access: Any, lanes: Array | None) -> None:
     """fence.proxy.async: matters for the detector only."""
     if access.batch.order is not None:
-        access.batch.order.fence(access.threads(lanes))
+        access.batch.order.clocks.fence(access.threads(lanes))

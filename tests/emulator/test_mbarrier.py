@@ -99,6 +99,41 @@ def test_roles_of_warpgroups():
     np.testing.assert_array_equal(out, np.where(t // 128 == 1, -expected, expected))
 
 
+def test_wavefronts_are_those_of_the_first_block():
+    """However many blocks run together, and in whatever order their threads are kept."""
+    body = """
+        __shared__ int s[2 * 384];
+        if (t == 0) init(bar, 1);
+        s[2 * t] = t;
+        __syncthreads();
+        if (t / 128 == 2) r = s[2 * (t - 128)];
+    """
+    reports = [run(body, block=384, grid=grid).report for grid in (1, 7)]
+    # a stride of two words: both a store and a load of a warp take two wavefronts
+    assert [report.shared_wavefronts for report in reports] == [2 * (12 + 4)] * 2
+    assert [report.shared_wavefronts_ideal for report in reports] == [12 + 4] * 2
+
+
+def test_wait_under_a_predicate():
+    """Lanes that do not wait keep what their predicate was, and go on with the others."""
+    code = """
+        mov.u32 %r0, %tid.x;
+        setp.eq.u32 %p0, %r0, 0;
+        @%p0 mbarrier.init.shared.b64 [bar], 1;
+        bar.sync 0;
+        @%p0 mbarrier.arrive.shared.b64 _, [bar];
+        setp.lt.u32 %p1, %r0, 8;
+        setp.gt.u32 %p2, %r0, 99;
+        @%p1 mbarrier.try_wait.parity.shared.b64 %p2, [bar], 0;
+        selp.b32 %r1, 1, 0, %p2;
+        ld.param.u64 %rd0, [p0];
+        mad.wide.u32 %rd0, %r0, 4, %rd0;
+        st.global.u32 [%rd0], %r1;
+    """
+    out = run_ptx(ptx_kernel(code, declarations=".shared .align 8 .b64 bar;"), [Out(32, i32)]).out
+    np.testing.assert_array_equal(out, np.arange(32) < 8)
+
+
 def test_lanes_wait_for_the_one_that_waits():
     """One lane waits at an mbarrier; the rest of its warp must not run ahead into the barrier of the block."""
     body = """

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from flashsmith.emulator import EmulatorError, GlobalMemory, encode_tensor_map, launch, missing_wgmma_fences, parse
 
-from .conftest import compile_cuda, from_bf16, to_bf16
+from .conftest import Out, compile_cuda, from_bf16, run_cuda, to_bf16
 from .test_mbarrier import PRELUDE as BARRIERS
+from .test_races import HAZARDS
+from .test_races import kernel as plain_kernel
 from .test_wgmma import PRELUDE as PRODUCTS
 from .test_wgmma import wrapper
 
@@ -162,6 +164,33 @@ def test_a_race_says_where():
     race = run(PIPELINE.replace(old, new), check_races=True)[1].races[0]
     assert "cp.async.bulk.tensor" in race.first and "wgmma.mma_async" in race.second
     assert race.warps[0] == -1 and race.warps[1] >= 4
+
+
+# ---- accesses of threads alone -----------------------------------------------------------------------------------
+
+
+def race_count(body: str) -> int:
+    """Of two warps in a kernel that could copy in bulk, so that this detector watches."""
+    source = plain_kernel('asm volatile("cp.async.bulk.commit_group;" ::: "memory"); ' + body)
+    options = {"arch": "compute_90a", "grid": 2, "block": 64, "check_races": True}
+    return run_cuda(source, [Out((2, 64), np.int32)], **options).report.race_count
+
+
+@pytest.mark.parametrize("case", HAZARDS)
+def test_hazards_without_anything_asynchronous(case):
+    """The hazards that the detector of other kernels is tried on: found, and quiet with the barrier in its place."""
+    body, _ = HAZARDS[case]
+    assert race_count(body.replace("MAYBE", "")) > 0
+    right = body.replace("MAYBE", "SYNC").replace("s[lane] = t; SYNC", "if (warp == 0) s[lane] = t; SYNC")
+    assert race_count(right) == 0
+
+
+def test_what_is_no_race():
+    """The same value written by two warps, atomics among themselves, and a warp alone."""
+    assert race_count("s[lane] = 7; SYNC; r = s[lane];") == 0
+    assert race_count("if (t == 0) s[0] = 0; SYNC; atomicAdd((int*)&s[0], t); SYNC; r = s[0];") == 0
+    assert race_count("if (t == 0) s[0] = 0; SYNC; atomicAdd((int*)&s[0], t); r = s[0];") > 0
+    assert race_count("s[t] = t; r = s[t ^ 31]; s[t ^ 1] = r; r = s[t ^ 7];") == 0
 
 
 # ---- fences of registers -----------------------------------------------------------------------------------------
