@@ -32,10 +32,12 @@ from .errors import (
     Uninitialised,
     UnknownInstruction,
 )
+from .fences import missing_wgmma_fences
 from .launch import launch
 from .memory import GlobalMemory
 from .parse import Kernel, Module, Param, parse
 from .report import Race, Report
+from .tensor_map import TensorMap, encode_tensor_map, read_tensor_map
 
 __all__ = [
     "Deadlock",
@@ -50,9 +52,13 @@ __all__ = [
     "PtxError",
     "Race",
     "Report",
+    "TensorMap",
     "Trap",
     "Uninitialised",
     "UnknownInstruction",
+    "encode_tensor_map",
     "launch",
+    "missing_wgmma_fences",
     "parse",
+    "read_tensor_map",
 ]

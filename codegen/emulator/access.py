@@ -27,6 +27,8 @@ class Access:
         self.batch, self.low, self.high, self.n = batch, low, high, high - low
         self.memory, self.counters = batch.memory, batch.counters
         self.all = np.arange(self.n)
+        first = batch.block_of[low:high] == 0
+        self._in_first_block = first if first.any() else None
         self._shared_base = batch.shared_base[low:high]
         self._local_base = batch.local_base[low:high]
 
@@ -64,14 +66,18 @@ class Access:
 
     def in_shared(self, address: Array, size: int, lanes: Array | None, at: int, align: int) -> Array:
         """Offsets into the shared memory of the batch, counted. The caller shows them to the race detector."""
+        offset = self.in_shared_uncounted(address, size, lanes, at, align)
         batch = self.batch
-        offset = self._bounded(address, size, lanes, at, batch.shared_bytes, "shared", align)
-        if self.low < batch.first_block_threads:  # then low is 0 or a multiple of a warp
-            end = batch.first_block_threads - self.low
-            if lanes is not None:
-                end = int(np.searchsorted(lanes, end))
-            if end:
-                self.counters.add_wavefronts(offset[:end], None if lanes is None else lanes[:end], size)
+        if batch.counts_wavefronts and self._in_first_block is not None:
+            first = self._in_first_block if lanes is None else self._in_first_block[lanes]
+            chosen = offset[first]
+            if chosen.size:
+                self.counters.add_wavefronts(chosen, None if lanes is None else lanes[first], size)
+        return offset
+
+    def in_shared_uncounted(self, address: Array, size: int, lanes: Array | None, at: int, align: int) -> Array:
+        """Offsets into the shared memory of the batch, for what is no load or store of a thread."""
+        offset = self._bounded(address, size, lanes, at, self.batch.shared_bytes, "shared", align)
         offset += self._shared_base if lanes is None else self._shared_base[lanes]
         return offset
 

@@ -1,4 +1,7 @@
-"""Hold back asynchronous copies until the wait that covers them, so that a missing wait reads poison."""
+"""Hold back asynchronous copies until the wait that covers them, so that a missing wait reads poison.
+
+A batch that is not late copies at once; its waits then matter for the race detector only.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class CopyQueue:
 
     def add(self, threads: Array, target: Array, source: Array, size: int, amount: Array | None) -> None:
         """Queue copies; they belong to the group that their thread commits next."""
-        self._pending.append(_Copies(threads, target, source, size, amount, self._group[threads]))
+        copies = _Copies(threads, target, source, size, amount, self._group[threads])
+        if not self._batch.late:
+            self._move(copies)
+        self._pending.append(copies)
 
     def commit(self, low: int, high: int, mask: Array | None) -> None:
         """Close the current group of the active threads."""
@@ -76,14 +82,18 @@ class CopyQueue:
         self._pending = kept
 
     def _apply(self, copies: _Copies, at: int) -> None:
+        if self._batch.late:
+            self._move(copies)
+        if self._batch.detector is not None:
+            self._batch.detector.landed(copies.target, copies.size, copies.threads, at)
+
+    def _move(self, copies: _Copies) -> None:
         shift = copies.size.bit_length() - 1
         items = self._batch.memory.views[copies.size].take(copies.source >> shift)
         if copies.amount is not None:
             octets = items.view("u1").reshape(-1, copies.size)
             octets[np.arange(copies.size) >= copies.amount[:, None]] = 0
         self._batch.shared_views[copies.size][copies.target >> shift] = items
-        if self._batch.detector is not None:
-            self._batch.detector.landed(copies.target, copies.size, copies.threads, at)
 
 
 def copy_async(

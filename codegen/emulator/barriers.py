@@ -35,6 +35,11 @@ class Barriers:
         """Which threads wait; None if nobody does."""
         return self._waiting_at != _RUNNING if self._waiting else None
 
+    @property
+    def unfinished(self) -> int:
+        """Barriers at which threads have arrived (`bar.arrive`) that nobody waits for: legal when the kernel ends."""
+        return int((self._arrived > 0).sum())
+
     def pass_together(self, low: int, high: int) -> None:
         """Whole blocks, every thread of them, meet at a barrier of all threads: nobody has to wait."""
         batch = self._batch
@@ -90,21 +95,21 @@ class Barriers:
     def _release(self, block: int, number: int, instruction: Instruction | None = None) -> None:
         batch = self._batch
         arrived = int(self._arrived[block, number])
-        per_block = batch.threads_per_block
         needed = int(self._expected[block, number]) or batch.living_threads(block)
         if arrived > needed:
             raise EmulatorError(f"{instruction}: {arrived} threads arrived at barrier {number} for {needed}")
         if arrived < needed or not arrived:
             return
-        mine = slice(block * per_block, (block + 1) * per_block)
-        released = self._waiting_at[mine] == number
-        self._waiting_at[mine][released] = _RUNNING
+        mine = batch.of_block(self._waiting_at, block)
+        released = mine == number
+        mine[released] = _RUNNING
         self._waiting -= int(released.sum())
         self._arrived[block, number] = 0
         batch.counters.barriers += 1
         known = self._known.pop((block, number), [])
         if batch.detector is not None and known:
-            batch.detector.release(known, np.unique(np.flatnonzero(released) + block * per_block >> 5))
+            threads = batch.of_block(np.arange(batch.threads), block)[released]
+            batch.detector.release(known, np.unique(threads >> 5))
 
     def recheck(self) -> None:
         """Threads have exited: barriers of all living threads may now be complete."""

@@ -12,17 +12,24 @@ from numpy.typing import NDArray
 from .async_copy import CopyQueue
 from .counters import Counters
 from .emitter import Binding, Lowered
+from .group_products import GroupProducts
+from .mbarriers import Mbarriers
 from .memory import ITEM_TYPES, GlobalMemory
 from .namespace import NAMES
+from .ordering import OrderDetector
 from .program import Program
 from .races import RaceDetector
 from .special import special_register
+from .transfers import Transfers
 from .window import Window
 
 Array: TypeAlias = "NDArray[Any]"
 
 END = 1 << 30
 """Program counter of a thread that has exited."""
+
+WARPGROUP = 128
+"""Threads that execute wgmma and setmaxnreg together."""
 
 _ROWS = 64  # arrays of one width that are allocated at a time
 
@@ -38,16 +45,22 @@ class Plan:
     params: bytes
     memory: GlobalMemory
     counters: Counters
-    detector: RaceDetector | None
+    detector: RaceDetector | OrderDetector | None
     count: bool
+    late: bool
 
 
 class Batch:
-    """Thread blocks in lock-step. Threads lie block after block, each block padded to whole warps."""
+    """Thread blocks in lock-step, each padded to whole warps and cut into teams that tend to do the same work.
+
+    Threads lie team after team, and within a team block after block. Most kernels have one team, the whole block.
+    Warp-specialised ones have a team for each warpgroup: a role is then a contiguous range and runs without masks.
+    """
 
     def __init__(self, plan: Plan, blocks: int) -> None:
         self.program, self.memory, self.counters = plan.program, plan.memory, plan.counters
-        self.detector, self.count = plan.detector, plan.count
+        self.detector, self.count, self.late = plan.detector, plan.count, plan.late
+        self.order = plan.detector if isinstance(plan.detector, OrderDetector) else None
         self.block_size, self.grid, self.blocks = plan.block_size, plan.grid, blocks
         self.params = np.frombuffer(plan.params + bytes(-len(plan.params) % 16), "u1")
         self.param_bytes = len(plan.params)
@@ -55,17 +68,27 @@ class Batch:
         self.warps_per_block = -(-threads_in_block // 32)
         self.threads_per_block = 32 * self.warps_per_block
         self.threads = blocks * self.threads_per_block
+        specialised = plan.program.by_warpgroup and self.threads_per_block % WARPGROUP == 0
+        self.teams = self.threads_per_block // WARPGROUP if specialised else 1
+        self.team_threads = self.threads_per_block // self.teams
         thread = np.arange(self.threads, dtype="i8")
-        self.block_of = thread // self.threads_per_block
-        self.thread_in_block = (thread % self.threads_per_block).astype("u4")
+        team = thread // (blocks * self.team_threads)
+        # threads of which the others wait when one does: what they do next they may have to do together
+        self.company = WARPGROUP if plan.program.by_warpgroup and not self.threads_per_block % WARPGROUP else 32
+        self.block_of = thread // self.team_threads % blocks
+        self.thread_in_block = (team * self.team_threads + thread % self.team_threads).astype("u4")
+        self.warp_in_block = (self.thread_in_block[::32] >> np.uint32(5)).astype("i8")
         self._padding = self.thread_in_block >= threads_in_block
         self.block_ids = np.zeros((blocks, 3), "u4")
         self.pc = np.zeros(self.threads, "i4")
         self.writes = 0  # stores, atomics and copies so far: a loop that spins makes none
         self.barrier: list[tuple[Array, Array | None]] = []  # operands of the barrier or jump that ended a block
-        self.first_block_threads = 0
+        self.counts_wavefronts = False  # of the first block of the launch
         self._make_memory(plan.shared_bytes)
         self.copies = CopyQueue(self)
+        self.mbarriers = Mbarriers(self)
+        self.transfers = Transfers(self)
+        self.products = GroupProducts(self)
         self._special: dict[str, Array] = {}
         self._registers: dict[tuple[int, str | int], Array] = {}  # by bytes and Binding.key
         self._free_rows: dict[int, list[Array]] = {1: [], 2: [], 4: [], 8: []}
@@ -95,7 +118,10 @@ class Batch:
         self.pc.fill(0)
         self.pc[self._padding] = END
         self.copies.clear()
-        self.first_block_threads = self.threads_per_block if first and self.count else 0
+        self.mbarriers.start()
+        self.transfers.start()
+        self.products.start()
+        self.counts_wavefronts = first and self.count
         if self.detector is not None:
             self.detector.start(self)
 
@@ -108,6 +134,13 @@ class Batch:
             self._free_rows[width] = list(octets[:, : self.threads * width])
         row = self._free_rows[width].pop()
         return row.view(bool) if width == 1 else row.view(ITEM_TYPES[width])
+
+    def register(self, name: str) -> Array:
+        """The array of a register of 32 bits that outlives its block."""
+        whole = self._registers.get((4, name))
+        if whole is None:
+            whole = self._registers[4, name] = self._row(4)
+        return whole
 
     def special(self, name: str) -> Array:
         """The array of a special register such as %tid.x."""
@@ -163,8 +196,17 @@ class Batch:
 
     def living_threads(self, block: int) -> int:
         """Threads of a block that have not exited."""
-        start = block * self.threads_per_block
-        return int((self.pc[start : start + self.threads_per_block] < END).sum())
+        return int((self.of_block(self.pc, block) < END).sum())
+
+    def of_block(self, values: Array, block: int) -> Array:
+        """The part [teams, threads or warps of a team] that belongs to one block, of an array over all of the batch."""
+        return values.reshape(self.teams, self.blocks, -1)[:, block]
+
+    def whole_blocks(self, low: int, high: int) -> bool:
+        """Whether a range of threads consists of whole blocks."""
+        if self.teams > 1:
+            return low == 0 and high == self.threads
+        return low % self.threads_per_block == 0 and high % self.threads_per_block == 0
 
     def exited(self, low: int, high: int) -> Array:
         """For each warp of a range: a bit for each lane that has exited (or never was)."""

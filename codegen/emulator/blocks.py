@@ -11,12 +11,15 @@ from .classes import instruction_class
 from .dataflow import names_read, names_written
 from .errors import PtxError
 from .instructions import Instruction
-from .tensor_shapes import Product, product_of
+from .tensor_shapes import Product, group_product_of, product_of
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Instructions without a jump inside. `kind` says what ends the block: fall, branch, table, exit or barrier."""
+    """Instructions without a jump inside. `kind` says what ends the block: fall, branch, table, exit, barrier or wait.
+
+    A wait at an mbarrier is a block of its own, so that it can be tried again.
+    """
 
     index: int
     instructions: list[Instruction]
@@ -40,6 +43,8 @@ def _ending(instruction: Instruction) -> str | None:
         return "table"
     if base in ("ret", "exit"):
         return "exit"
+    if base == "mbarrier" and instruction.modifiers[:1] in (("try_wait",), ("test_wait",)):
+        return "wait"
     if base in ("bar", "barrier") and "warp" not in instruction.modifiers:
         return "barrier"
     return None
@@ -54,12 +59,12 @@ def cut_blocks(
     block_at: dict[int, int] = {}
     pending: list[Instruction] = []
     for position, instruction in enumerate(instructions):
-        if position in starts and pending:
+        kind = _ending(instruction)
+        if pending and (position in starts or kind == "wait"):
             blocks.append(Block(len(blocks), pending, "fall", None))
             pending = []
         if not pending:
             block_at[position] = len(blocks)
-        kind = _ending(instruction)
         if kind is None:
             pending.append(instruction)
         else:
@@ -89,6 +94,8 @@ def _finish(block: Block, block_at: dict[int, int], labels: dict[str, int], tabl
         block.classes[instruction_class(instruction)] += 1
         if instruction.base == "mma":
             block.tensor_flops += product_of(instruction).flops
+        elif instruction.base == "wgmma" and instruction.modifiers[0] == "mma_async":
+            block.tensor_flops += group_product_of(instruction).flops // 4  # its warps are counted one by one
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ _BY_BASE = {
     "red": "atomic", "shfl": "shuffle", "vote": "shuffle", "activemask": "shuffle", "bar": "barrier",
     "barrier": "barrier", "bra": "control", "brx": "control", "ret": "control", "exit": "control",
     "trap": "control", "membar": "control", "fence": "control", "prefetch": "control", "prefetchu": "control",
-    "nanosleep": "control", "cp": "async_copy", "isspacep": "integer",
+    "nanosleep": "control", "mbarrier": "barrier", "elect": "shuffle", "setmaxnreg": "control",
+    "griddepcontrol": "control", "cp": "async_copy", "isspacep": "integer",
 }  # fmt: skip
 
 CLASSES = (
@@ -31,6 +32,8 @@ def instruction_class(instruction: Instruction) -> str:
         if space == "param":
             return "param_load"
         return f"{'global' if space in ('const', 'generic') else space}_{kind}"
+    if base == "wgmma":
+        return "tensor" if instruction.modifiers[0] == "mma_async" else "control"
     if base in _BY_BASE:
         return _BY_BASE[base]
     if base == "div" and is_float(instruction.type):

@@ -21,6 +21,8 @@ class Counters:
         self.atomic_bytes = 0
         self.async_copied_bytes = 0
         self.barriers = 0
+        self.unfinished_barriers = 0
+        self.register_shares: dict[int, int] = {}
         self.wavefronts = 0
         self.wavefronts_ideal = 0
         self.written = [0] * allocations

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .instructions import Address, Instruction, Operand
+from .instructions import Address, Instruction, Operand, TensorAddress
 from .types import SIZE
 
 _NO_RESULT = frozenset(
     {
         *("st", "red", "cp", "stmatrix", "prefetch", "prefetchu", "membar", "fence", "nanosleep"),
         *("bra", "brx", "ret", "exit", "bar", "barrier", "trap", "brkpt"),
+        *("setmaxnreg", "griddepcontrol"),
     }
 )
 
@@ -20,6 +21,8 @@ def operand_names(operand: Operand) -> tuple[str, ...]:
     """Names in an operand: both of `d|p`, the base of an address, all of a vector."""
     if isinstance(operand, Address):
         return (operand.base,)
+    if isinstance(operand, TensorAddress):
+        return (operand.map.base, *operand.corner)
     if isinstance(operand, tuple):
         return operand
     if "|" in operand:
@@ -29,7 +32,18 @@ def operand_names(operand: Operand) -> tuple[str, ...]:
 
 def has_result(instruction: Instruction) -> bool:
     """Whether operand 0 is written (`bar.red` and `barrier.red` write theirs)."""
+    if instruction.base == "wgmma":
+        return instruction.modifiers[:1] == ("mma_async",)
+    if instruction.base == "mbarrier":
+        return instruction.modifiers[:1] not in (("init",), ("inval",), ("expect_tx",), ("complete_tx",))
     return instruction.base not in _NO_RESULT or "red" in instruction.modifiers
+
+
+def names_in_flight(instruction: Instruction) -> tuple[str, ...]:
+    """Registers that the instruction reads or writes later, when its block may be over."""
+    if instruction.base != "wgmma":
+        return ()
+    return tuple([name for operand in instruction.operands[:2] if isinstance(operand, tuple) for name in operand])
 
 
 def names_written(instruction: Instruction) -> tuple[str, ...]:
@@ -42,7 +56,9 @@ def names_written(instruction: Instruction) -> tuple[str, ...]:
 def names_read(instruction: Instruction) -> list[str]:
     """Names that the instruction reads, its guard included; immediates stand among them."""
     names = [instruction.guard] if instruction.guard else []
-    sources = instruction.operands[1:] if has_result(instruction) else instruction.operands
+    # the sums of wgmma are addends too
+    adds = instruction.base == "wgmma"
+    sources = instruction.operands[1:] if has_result(instruction) and not adds else instruction.operands
     for operand in sources:
         if type(operand) is str and "|" not in operand and operand[0] != "!":
             names.append(operand)
@@ -71,6 +87,7 @@ def scan_registers(blocks: Iterable[Sequence[Instruction]], registers: dict[str,
     shared: set[str] = set()
     for number, instructions in enumerate(blocks):
         for instruction in instructions:
+            shared.update(names_in_flight(instruction))
             for name in names_read(instruction):
                 if name not in registers:
                     continue

@@ -28,7 +28,7 @@ class Uninitialised(EmulatorError):
 
 
 class Deadlock(EmulatorError):
-    """Threads wait at a barrier that nobody can complete, or spin on a value that nobody writes."""
+    """Threads wait at a barrier or an mbarrier that nobody can complete, or spin on a value that nobody writes."""
 
 
 class DivergentBarrier(EmulatorError):

@@ -12,6 +12,7 @@ from .errors import PtxError
 _GUARD = re.compile(r"@\s*(!?)\s*([%\w$]+)\s+")
 _SPLIT = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,\[{]*")
 _ADDRESS = re.compile(r"\[\s*([%\w$]+)\s*(?:\+\s*)?(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))?\s*\]$")
+_TENSOR = re.compile(r"\[\s*([%\w$]+)\s*,\s*\{([^}]*)\}\s*\]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,15 @@ class Address:
     offset: int
 
 
-Operand: TypeAlias = "str | Address | tuple[str, ...]"
+@dataclass(frozen=True, slots=True)
+class TensorAddress:
+    """`[map, {corner}]`: the address of a tensor map and the coordinates of a box, innermost first."""
+
+    map: Address
+    corner: tuple[str, ...]
+
+
+Operand: TypeAlias = "str | Address | TensorAddress | tuple[str, ...]"
 
 
 class Opcode(NamedTuple):
@@ -93,6 +102,11 @@ def _read_operands(text: str, line: int) -> tuple[Operand, ...]:
             operands.append(tuple([part.strip() for part in item[1:-1].split(",")]))
         elif item[0] == "[":
             found = _ADDRESS.match(item)
+            tensor = _TENSOR.match(item) if found is None else None
+            if tensor is not None:
+                corner = tuple([part.strip() for part in tensor.group(2).split(",")])
+                operands.append(TensorAddress(Address(tensor.group(1), 0), corner))
+                continue
             if found is None:
                 operands.append(item)  # a form that only its own instruction understands
                 continue

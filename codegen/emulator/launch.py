@@ -15,7 +15,9 @@ from .batch import Batch, Plan
 from .classes import CLASSES
 from .counters import Counters
 from .memory import GlobalMemory
+from .ordering import OrderDetector
 from .parse import Kernel, Param
+from .program import Program
 from .races import RaceDetector
 from .report import Report
 from .schedule import Scheduler
@@ -39,12 +41,14 @@ def launch(
     shared_bytes: int = 0,
     check_races: bool = False,
     count: bool = True,
+    late: bool = True,
 ) -> Report:
     """Run a kernel on every thread of a grid.
 
     `args` has one value for each parameter: a number, or the bytes of a struct. `shared_bytes` is the dynamic part.
     With `check_races` the report lists races between warps, and a read of shared bytes that nobody wrote raises
-    `Uninitialised`. Without `count` shared-memory wavefronts are not counted.
+    `Uninitialised`. Without `count` shared-memory wavefronts are not counted. What is asynchronous happens at the last
+    moment that the kernel's waits allow, without `late` at the first.
     """
     started = time.perf_counter()
     grid_size, block_size = _triple(grid, "grid"), _triple(block, "block")
@@ -60,12 +64,18 @@ def launch(
         params=params,
         memory=memory,
         counters=Counters(len(memory.allocations)),
-        detector=RaceDetector(program.shared_granule) if check_races else None,
+        detector=_detector(program) if check_races else None,
         count=count,
+        late=late,
     )
     with np.errstate(all="ignore"):  # lanes that are not active compute garbage
         _run_batches(plan)
     return _report(plan, time.perf_counter() - started)
+
+
+def _detector(program: Program) -> RaceDetector | OrderDetector:
+    kind = OrderDetector if program.uses_async_proxy else RaceDetector
+    return kind(program.shared_granule)
 
 
 def _triple(size: Size, what: str) -> tuple[int, int, int]:
@@ -179,6 +189,8 @@ def _report(plan: Plan, seconds: float) -> Report:
         shared_wavefronts_ideal=counters.wavefronts_ideal,
         tensor_flops=flops,
         barriers=counters.barriers,
+        unfinished_barriers=counters.unfinished_barriers,
+        register_shares=counters.register_shares,
         races=tuple(plan.detector.races) if plan.detector else (),
         race_count=plan.detector.count if plan.detector else 0,
         seconds=seconds,

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from . import lower_compare, lower_convert, lower_float, lower_integer, lower_memory, lower_move, lower_warp
+from . import (
+    lower_compare,
+    lower_convert,
+    lower_float,
+    lower_integer,
+    lower_mbarrier,
+    lower_memory,
+    lower_move,
+    lower_warp,
+    lower_wgmma,
+)
 from .blocks import Block, Item, TensorGroup
 from .emitter import Emitter, Lowered, Symbols
 from .errors import PtxError, UnknownInstruction
@@ -17,7 +27,9 @@ _TABLE = {
     **lower_convert.LOWER,
     **lower_move.LOWER,
     **lower_memory.LOWER,
+    **lower_mbarrier.LOWER,
     **lower_warp.LOWER,
+    **lower_wgmma.LOWER,
     # the same names for integers and floats: _lower chooses by the type
     **{name: lowering for name, lowering in lower_float.LOWER.items() if name not in lower_integer.LOWER},
 }
@@ -37,6 +49,10 @@ def _lower(e: Emitter, instruction: Instruction) -> None:
         raise UnknownInstruction(f"{instruction}: {instruction.opcode.text} is not implemented")
     else:
         lowering = _TABLE[base]
+    _apply(lowering, e, instruction)
+
+
+def _apply(lowering: Callable[[Emitter, Instruction], None], e: Emitter, instruction: Instruction) -> None:
     e.begin(instruction)
     try:
         lowering(e, instruction)
@@ -67,6 +83,9 @@ def lower_block(block: Block, items: Iterable[Item], symbols: Symbols, masked: b
 def _lower_end(e: Emitter, block: Block) -> None:
     end = block.end
     if end is None:
+        return
+    if block.kind == "wait":
+        _apply(lower_mbarrier.lower_wait, e, end)
         return
     condition = "None"
     if end.guard is not None:

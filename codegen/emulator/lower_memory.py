@@ -8,6 +8,7 @@ from .classes import state_space
 from .emitter import Emitter
 from .errors import PtxError
 from .instructions import Address, Instruction, Operand
+from .lower_bulk import lower_bulk
 from .types import CODE, SIGNED, SIZE, UNSIGNED, is_signed
 
 # qualifiers that change where a value is cached or when others see it, never what this emulator computes
@@ -129,8 +130,11 @@ def lower_atomic(e: Emitter, i: Instruction) -> None:
 
 
 def lower_copy(e: Emitter, i: Instruction) -> None:
-    """cp.async with its groups; the data lands at the wait, so that a missing wait shows."""
+    """cp.async with its groups, and its bulk forms."""
     m = i.modifiers
+    if "bulk" in m:
+        lower_bulk(e, i)
+        return
     if m[:2] == ("async", "commit_group"):
         e.emit(f"commit_copies(W, {e.mask})")
         return
@@ -149,8 +153,14 @@ def lower_copy(e: Emitter, i: Instruction) -> None:
     e.emit(f"copy_async(W, {target}, {source}, {size}, {filled}, {e.lanes}, {i.index})")
 
 
+def lower_fence(e: Emitter, i: Instruction) -> None:
+    """Fences: only what they say to the asynchronous proxy matters, and only to the race detector."""
+    if i.modifiers[:1] == ("proxy",) and i.modifiers[1].startswith("async"):
+        e.emit(f"fence_proxy(W, {e.lanes})")
+
+
 def lower_nothing(e: Emitter, i: Instruction) -> None:
-    """Fences, prefetches and hints: memory is sequentially consistent here, and nothing is cached."""
+    """Barriers of memory, prefetches and hints: memory is sequentially consistent here, and nothing is cached."""
 
 
 LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
@@ -160,5 +170,6 @@ LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
     "atom": lower_atomic,
     "red": lower_atomic,
     "cp": lower_copy,
-    **dict.fromkeys(("membar", "fence", "prefetch", "prefetchu", "nanosleep"), lower_nothing),
+    "fence": lower_fence,
+    **dict.fromkeys(("membar", "prefetch", "prefetchu", "nanosleep", "griddepcontrol"), lower_nothing),
 }

@@ -60,6 +60,24 @@ def lower_activemask(e: Emitter, i: Instruction) -> None:
     e.write(str(i.operands[0]), "b32", f"copyto({{d}}.reshape(-1, 32), active_lanes(n, {e.mask}))")
 
 
+def lower_elect(e: Emitter, i: Instruction) -> None:
+    """elect.sync: the lowest of the lanes named is the leader; `d|p` are its number and whether this lane is it."""
+    _members(e, i, i.operands[1])
+    number, leads = [name.strip() for name in str(i.operands[0]).split("|")]
+    e.emit(f"t, q = leading_lanes(n, {e.source(i.operands[1], 'b32')})")
+    if number != "_":
+        e.write(number, "b32", "copyto({d}.reshape(-1, 32), t)")
+    e.write(leads, "pred", "copyto({d}.reshape(-1, 32), q)")
+
+
+def lower_setmaxnreg(e: Emitter, i: Instruction) -> None:
+    """setmaxnreg.inc and .dec: recorded."""
+    count = e.known(i.operands[0])
+    if i.modifiers[0] not in ("inc", "dec") or i.modifiers[1:] != ("sync", "aligned", "u32") or count is None:
+        e.unknown(i, "this form")
+    e.emit(f"set_register_share(W, {count}, {e.mask}, {i.index})")
+
+
 def lower_ldmatrix(e: Emitter, i: Instruction) -> None:
     """ldmatrix .x1, .x2, .x4, plain and .trans."""
     _matrix_flags(e, i)
@@ -135,6 +153,8 @@ LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
     "shfl": lower_shfl,
     "vote": lower_vote,
     "activemask": lower_activemask,
+    "elect": lower_elect,
+    "setmaxnreg": lower_setmaxnreg,
     "ldmatrix": lower_ldmatrix,
     "stmatrix": lower_stmatrix,
     "movmatrix": lower_movmatrix,

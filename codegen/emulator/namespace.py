@@ -6,7 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from . import async_copy, atomics, bits, halves, matrices, rounding, tensor, warp, warp_checks
+from . import (
+    async_copy,
+    atomics,
+    bits,
+    bulk_copy,
+    group_products,
+    halves,
+    matrices,
+    mbarriers,
+    ordering,
+    register_shares,
+    rounding,
+    tensor,
+    warp,
+    warp_checks,
+)
 
 _UFUNCS = (
     *("add", "subtract", "multiply", "divide", "negative", "absolute", "minimum", "maximum", "fmin", "fmax"),
@@ -18,7 +33,10 @@ _UFUNCS = (
 )
 
 NAMES: dict[str, Any] = {name: getattr(np, name) for name in _UFUNCS}
-for _module in (async_copy, atomics, bits, halves, matrices, rounding, tensor, warp, warp_checks):
+for _module in (
+    *(async_copy, atomics, bits, bulk_copy, group_products, halves, matrices, mbarriers),
+    *(ordering, register_shares, rounding, tensor, warp, warp_checks),
+):
     NAMES.update({name: value for name, value in vars(_module).items() if callable(value) and not name.startswith("_")})
 NAMES.update({code: code for code in ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8", "b1")})
 NAMES["ONE"] = np.array(1, "f4")

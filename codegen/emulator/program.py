@@ -18,6 +18,8 @@ from .variables import Layout, Variable, lay_out
 if TYPE_CHECKING:
     from .parse import Kernel
 
+_OF_WARPGROUPS = ("mbarrier", "setmaxnreg", "wgmma")
+
 
 class Program:
     """Made once per kernel. Blocks are lowered when they are first reached, in the variant that is needed."""
@@ -28,6 +30,8 @@ class Program:
         self.instructions: Sequence[Instruction] = body.instructions
         self.blocks: list[Block] = cut_blocks(body.instructions, body.labels, body.tables)
         self.registers = body.registers
+        self.by_warpgroup = any(i.base in _OF_WARPGROUPS for i in body.instructions)
+        self.uses_async_proxy = self.by_warpgroup or any("bulk" in i.modifiers for i in body.instructions)
         outside = kernel.module.variables
         used = {name for i in body.instructions for operand in i.operands for name in operand_names(operand)}
         self.shared: Layout = lay_out(
@@ -71,7 +75,7 @@ class Program:
                 parts = next((int(m[1:]) for m in ("v2", "v4", "v8") if m in modifiers), 1)
                 if state_space(instruction) in ("shared", "generic"):
                     sizes.append(SIZE[instruction.type] * parts)
-            elif instruction.base == "cp" and len(instruction.operands) > 2:
+            elif instruction.base == "cp" and "bulk" not in modifiers and len(instruction.operands) > 2:
                 sizes.append(immediate_value(str(instruction.operands[2]), "s64") or 4)
         return min(sizes)
 

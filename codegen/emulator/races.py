@@ -45,7 +45,7 @@ class RaceDetector:
         self._write = np.zeros(granules, "i8")
         self._reads = (np.zeros(granules, "i8"), np.zeros(granules, "i8"))
         self._atomics: tuple[Array, ...] = ()  # like reads; made when the first atomic comes
-        self._own = np.arange(warps) % per_block
+        self._own = batch.warp_in_block
         # clock[w, v]: what warp w knows of the clock of warp v of its block
         self._clock = np.zeros((warps, per_block), "i8")
         self._clock[np.arange(warps), self._own] = 1
@@ -125,9 +125,9 @@ class RaceDetector:
 
     def barrier_all(self, low: int, high: int) -> None:
         """All warps low .. high, whole blocks, meet block by block."""
-        per_block = self._batch.warps_per_block
-        clocks = self._clock[low:high].reshape(-1, per_block, per_block)
-        clocks[:] = clocks.max(1, keepdims=True)
+        teams, per_block = self._batch.teams, self._batch.warps_per_block
+        clocks = self._clock[low:high].reshape(teams, -1, per_block // teams, per_block)
+        clocks[:] = clocks.max((0, 2), keepdims=True)
         warps = np.arange(low, high)
         self._clock[warps, self._own[warps]] += 1
         self._changed()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two accesses to the same shared bytes by different warps of a block with no barrier between them."""
+    """Two accesses to the same shared bytes, by different warps of a block or by what they set going, in no order."""
 
     kind: str
-    """"RAW" (read after write), "WAR" or "WAW"."""
+    """"RAW" (read after write), "WAR", "WAW", or "PROXY": TMA or wgmma reads what no fence.proxy.async has covered."""
     address: int
     """Shared address within the block."""
     block: tuple[int, int, int]
@@ -18,7 +18,7 @@ class Race:
     """The earlier instruction with its PTX line; `second` the later one."""
     second: str
     warps: tuple[int, int]
-    """Warps of the earlier and of the later access."""
+    """Warps of the earlier (-1: a bulk load) and of the later access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,10 @@ class Report:
     tensor_flops: int
     barriers: int
     """Barriers that thread blocks passed."""
+    unfinished_barriers: int
+    """Barriers of blocks where `bar.arrive` had the last word: threads arrived, and nobody came to wait for them."""
+    register_shares: dict[int, int]
+    """What each warpgroup of a block last asked for with setmaxnreg, registers a thread."""
     races: tuple[Race, ...]
     """The first few dozen; `race_count` counts all."""
     race_count: int

@@ -45,15 +45,20 @@ class Scheduler:
         """Until every thread has exited."""
         while (group := self._choose()) is not None:
             self._advance(group)
+        self._batch.transfers.finish()
+        self._batch.products.finish()
+        self._batch.counters.unfinished_barriers += self._barriers.unfinished
 
     def _choose(self) -> _Group | None:
         runnable = self._batch.pc
-        waiting, spinning = self._barriers.waiting, self._watch.aside
-        for held in (waiting, spinning):
+        waiting, spinning, asleep = self._barriers.waiting, self._watch.aside, self._batch.mbarriers.held
+        for held in (waiting, spinning, asleep):
             if held is not None:
                 runnable = np.where(held, END, runnable)
         block = int(runnable.min())
         if block >= END:
+            if self._batch.transfers.deliver() or self._batch.mbarriers.wake_somebody():
+                return self._choose()
             if spinning is not None:
                 self._watch.report_deadlock()
             if waiting is not None:
@@ -111,6 +116,8 @@ class Scheduler:
     def _turn(self, group: _Group, block: int, condition: Array | None) -> int:
         """Where the whole group goes, or -1 after setting the counters of a group that splits, waits or exits."""
         here = self._batch.program.blocks[block]
+        if here.kind == "wait" and condition is not None:
+            return self._wait(group, block, condition)
         taken = condition
         if taken is not None and group.mask is not None:
             taken = taken[group.mask]
@@ -142,13 +149,23 @@ class Scheduler:
         self._set(group, targets if taken is None else np.where(taken, targets, block + 1))
         return -1
 
+    def _wait(self, group: _Group, block: int, passed: Array) -> int:
+        """Threads whose phase is not complete stay where they are and sleep."""
+        if passed.all():
+            return block + 1
+        self._set(group, np.where(passed, block + 1, block) if group.mask is None else block + 1)
+        failed = np.flatnonzero(~passed)  # active ones only: the others count as passed
+        threads = failed + group.low
+        self._batch.pc[threads] = block
+        self._batch.mbarriers.sleep(threads, self._batch.barrier[0][0][failed])
+        return -1
+
     def _meet(self, group: _Group, block: int, taken: Array | None) -> int:
         batch = self._batch
         self._watch.progress()
         number, count = batch.barrier[0]
-        per_block = batch.threads_per_block
-        blocks_only = group.low % per_block == 0 and group.high % per_block == 0
-        if group.mask is None and taken is None and count is None and blocks_only and not number.ndim:
+        whole = batch.whole_blocks(group.low, group.high)
+        if group.mask is None and taken is None and count is None and whole and not number.ndim:
             self._barriers.pass_together(group.low, group.high)
             return block + 1
         threads = np.arange(group.low, group.high)

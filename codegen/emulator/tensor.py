@@ -51,7 +51,7 @@ def _cut_to_tf32(bits: Array) -> Array:
     return np.bitwise_and(bits, _READ_OF_TF32).view("f4")
 
 
-_WIDEN = {"f16": _widen_f16, "bf16": _widen_bf16, "tf32": _cut_to_tf32}
+WIDEN = {"f16": _widen_f16, "bf16": _widen_bf16, "tf32": _cut_to_tf32}
 
 
 def _gather(registers: Sequence[Array]) -> Array:
@@ -86,7 +86,7 @@ def _multiply(
     a: Array, b: Array, C: Sequence[Array], D: Sequence[Array], inputs: str, size: tuple[int, int, int]
 ) -> None:
     warps, steps, blocks = size
-    widen = _WIDEN[inputs]
+    widen = WIDEN[inputs]
     # [step, half, warp, g] of items -> [warp, half, g, step]: rows of 8 * steps numbers, 4 * steps of tf32
     items = a.view(_ITEM).reshape(steps, 2, warps, 8).transpose(2, 1, 3, 0)
     left = widen(np.ascontiguousarray(items).view("u4").reshape(-1)).reshape(warps, 16, -1)

@@ -83,6 +83,13 @@ def vote_ballot(value: Array, n: int, members: Array, mask: Array | None) -> Arr
     return np.packbits(votes, axis=1, bitorder="little").view("u4")
 
 
+def leading_lanes(n: int, members: Array) -> tuple[Array, Array]:
+    """The lowest lane that is named, for each warp, and whether each lane is it."""
+    named = _participants(n, members, None)
+    first = named.argmax(1)[:, None]
+    return first.astype("u4"), first == _LANE
+
+
 def active_lanes(n: int, mask: Array | None) -> Array:
     """A bit for each active lane."""
     lanes = np.ones(n, bool) if mask is None else mask

@@ -135,6 +135,23 @@ def test_forward_jump_inside_a_scope():
     assert store("mov.u32 %r9, 7;", block.format(limit=5), block.format(limit=8)) == 107
 
 
+def test_jumps_out_of_a_scope_and_over_a_label_of_its_own():
+    """A spin loop as inline assembly writes it, twice: labels behind the jump, and an outer label from within."""
+    block = """{
+        .reg .pred p;
+    spin:
+        add.s32 %r9, %r9, 1;
+        setp.ge.s32 p, %r9, LIMIT;
+        @p bra done;
+        bra spin;
+    done:
+        setp.ge.s32 p, %r9, 12;
+        @p bra end;
+    }"""
+    lines = [block.replace("LIMIT", limit) for limit in ("5", "9", "30", "90")]
+    assert store("mov.u32 %r9, 0;", *lines, "end:") == 30
+
+
 def test_nested_scopes_shadow():
     """An inner register hides the outer of the same name until its brace closes."""
     code = """
