@@ -20,6 +20,7 @@ OPTIONS = (
     "--ptxas-options=-v",
 )  # line numbers for `--emit sass`; -v for registers and spills
 FILE = "kernel.cu"
+SERIALISED = r"\bC75\d\d\b"  # advice of ptxas on wgmma, which -v shows; the code would be right, and slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def compile_source(source: Source, *, use_cache: bool = True) -> Binary:
 
     Raises CompileError with NVRTC's log and the lines it points at.
     """
-    options = options_for(source.spec.sm)
+    options = options_for(source.spec.sm, source.spec.target)
     if not use_cache:
         return _binary(source, *_compile(source, options), cached=False)
     digest = cache.digest_of(source.text, *options, f"nvrtc {version_text()}")
@@ -80,9 +81,9 @@ def compile_source(source: Source, *, use_cache: bool = True) -> Binary:
     return _binary(source, *found, cached=True)
 
 
-def options_for(sm: int) -> tuple[str, ...]:
-    """NVRTC's options for real machine code of compute capability sm / 10."""
-    return (*OPTIONS, f"-arch=sm_{sm}")
+def options_for(sm: int, target: str = "") -> tuple[str, ...]:
+    """NVRTC's options for real machine code of compute capability sm / 10, or of `target`: sm_90a."""
+    return (*OPTIONS, f"-arch={target or f'sm_{sm}'}")
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -138,6 +139,9 @@ def compile_text(key: str, text: str, sm: int, options: tuple[str, ...]) -> tupl
         cubin, ptx = nvrtc.getCUBIN(program) + b"\0", nvrtc.getPTX(program)
     finally:
         nvrtc.destroyProgram(program)
+    serialised = next((line for line in log.splitlines() if re.search(SERIALISED, line)), None)
+    if serialised:
+        raise CompileError(f"{key}: ptxas makes each wgmma wait for the one before. {serialised.strip()}")
     return cubin, (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0"), _facts(log, seconds)
 
 

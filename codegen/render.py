@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 
 from .errors import RenderError
 from .modify import modification
-from .spec import backward_shape, feature_shape, limits, order
+from .spec import backward_shape, feature_shape, limits, order, warpgroup_shape
 from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import smem_bytes
 
@@ -22,6 +22,7 @@ TEMPLATES: dict[KernelName, str] = {
     "convert": "convert.cu.j2",
     "dkdv": "key_block.cu.j2",
     "dq": "query_block.cu.j2",
+    "forward90": "forward90.cu.j2",
 }
 
 
@@ -55,7 +56,7 @@ def render(spec: KernelSpec) -> Source:
     name = TEMPLATES[spec.kernel]
     text = render_template(
         name, spec.key, spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, order=order,
-        feature_shape=feature_shape, mod=modification(spec),
+        feature_shape=feature_shape, warpgroups=warpgroup_shape, mod=modification(spec),
     )  # fmt: skip
     return Source(spec, text)
 

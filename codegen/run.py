@@ -13,12 +13,14 @@ from numpy.typing import DTypeLike
 
 from .compile import Binary
 from .engines.engine import Engine, Tensor, Value
+from .engines.tensor_map import boxes_of, why_no_boxes
 from .errors import LaunchError
 from .score_mod import pack_table
 from .spec import limits
 from .spec.backward_shape import padded_columns
-from .spec.kernel import FUSED, PAD_ROWS, SPLIT, STATS, KernelName, KernelSpec
-from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile
+from .spec.kernel import FUSED, PAD_ROWS, SPLIT, STATS, TENSOR_MAP, KernelName, KernelSpec
+from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile, WarpgroupTile
+from .spec.warpgroup_shape import ROWS
 
 LOG2_E = math.log2(math.e)
 KEEP_ALL = 2**16  # random numbers of 16 bits
@@ -27,6 +29,7 @@ MAX_ROWS = 2**31 - 256  # that a 32-bit number counts, up to the end of the last
 MAKES: dict[KernelName, tuple[str, ...]] = {
     "forward": (), "partial": (), "combine": (), "delta": (),
     "fused": ("dK", "dV"), "convert": ("dQ",), "dkdv": ("dK", "dV"), "dq": ("dQ",),
+    "forward90": (),
 }  # fmt: skip
 
 
@@ -245,7 +248,7 @@ def grid(spec: KernelSpec, sizes: Sizes) -> int:
             raise LaunchError(f"{spec.key}: {rows} rows of a group, and packed=1 counts to {MAX_ROWS}. Use packed=0.")
         blocks = row_tiles(tile, sizes) * sizes.B * (sizes.Hk if tile.packed else sizes.Hq)
         blocks *= sizes.parts if spec.kernel == "partial" else 1
-    elif isinstance(tile, QueryBlockTile) or spec.kernel == "convert":
+    elif isinstance(tile, QueryBlockTile | WarpgroupTile) or spec.kernel == "convert":
         blocks = _ceil(sizes.Nq, tile.Br) * sizes.B * sizes.Hq  # type: ignore[union-attr]
     elif spec.kernel == "combine":
         blocks = sizes.B * sizes.Hq * sizes.Nq
@@ -288,20 +291,26 @@ def _launch(
     aligned = {name: _reachable(engine, spec, name, tensor) for name, tensor in tensors.items()}
     blocks = grid(spec, sizes)
     if blocks:  # none: no sequence has a key, and the kernel owns keys
-        args = pack(spec, aligned, sizes, scale, extras)
+        args = pack(spec, aligned, sizes, scale, extras, engine=engine)
         engine.launch(engine.load(binary), grid=blocks, block=spec.threads, smem=binary.smem_bytes, args=args)
 
 
 def _reachable(engine: Engine, spec: KernelSpec, name: str, tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy of an input whose rows do not start on 16 bytes."""
+    """The tensor itself, or a copy of an input whose rows do not start on 16 bytes, or that TMA cannot take."""
     inputs = {arg.name for arg in spec.signature if arg.type == "View<const T>"}
-    return engine.contiguous(tensor) if name in inputs and not tensor.aligned else tensor
+    described = {arg.tensor for arg in spec.signature if arg.type == TENSOR_MAP} - {"O"}
+    bad = (name in inputs and not tensor.aligned) or (name in described and why_no_boxes(tensor) is not None)
+    return engine.contiguous(tensor) if bad else tensor
 
 
 def pack(
-    spec: KernelSpec, tensors: Mapping[str, Tensor], sizes: Sizes, scale: float, extras: Extras = NOTHING
-) -> tuple[Value, ...]:
-    """The arguments of one launch, in the order and with the types of the kernel's signature."""
+    spec: KernelSpec, tensors: Mapping[str, Tensor], sizes: Sizes, scale: float, extras: Extras = NOTHING,
+    *, engine: Engine | None = None,
+) -> tuple[Value, ...]:  # fmt: skip
+    """The arguments of one launch, in the order and with the types of the kernel's signature.
+
+    Of kernels with tensor maps, `engine` encodes them.
+    """
     # The backward's kernels leave 1 / keep out of dP and P, and so out of what they sum: it comes with the scale.
     of_gradients = scale / extras.keep if spec.kernel == "convert" else scale
     numbers: dict[str, Any] = {
@@ -320,6 +329,10 @@ def pack(
         elif arg.type == "Walk":
             row_bytes = tensors[arg.tensor].strides[2] * tensors[arg.tensor].dtype.itemsize
             values.append(struct.pack("<qq", limits.copy_rows(spec) * row_bytes, _walked_rows(spec) * row_bytes))
+        elif arg.type == TENSOR_MAP:
+            assert engine is not None  # who launches such a kernel has one
+            boxes = boxes_of(tensors[arg.tensor], spec.dtype, _box_rows(spec, arg.tensor))
+            values.append(engine.tensor_map(boxes))
         elif arg.type.startswith("score_mod::Table"):
             table = tensors[arg.name]
             values.append(pack_table(table.address, table.shape, table.strides))
@@ -328,6 +341,12 @@ def pack(
         else:
             values.append(float(numbers[arg.name]) if arg.type == "float" else int(numbers[arg.name]))
     return tuple(values)
+
+
+def _box_rows(spec: KernelSpec, tensor: str) -> int:
+    """Rows of a box: of Q all of a block, of O those of a warpgroup, of K and V a tile."""
+    tile = spec.tile
+    return {"Q": tile.Br, "O": ROWS}.get(tensor, tile.Bc)  # type: ignore[union-attr]
 
 
 def _walked_rows(spec: KernelSpec) -> int:

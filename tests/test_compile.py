@@ -177,3 +177,4 @@ def test_a_cache_that_others_could_write_is_refused(
 
 def test_options_name_the_target() -> None:
     assert "-arch=sm_90" in options_for(90)
+    assert "-arch=sm_90a" in options_for(90, "sm_90a")

@@ -18,6 +18,7 @@ from ..errors import LaunchError, UsageError
 from ..spec.kernel import ARG_BYTES, Arg
 from .driver import Driver, Handle, cuda_device
 from .engine import Tensor, Value
+from .tensor_map import Boxes, encode
 
 # 16-bit floats are held as their bits; PyTorch computes with int16 everywhere, with uint16 hardly anywhere.
 TORCH: dict[str, torch.dtype] = {
@@ -27,7 +28,7 @@ NUMPY = {kind: name for name, kind in TORCH.items()}
 FORMAT = {
     "int": "<i", "float": "<f", "float*": "<Q", "const float*": "<Q", "const int*": "<Q", "const i64*": "<Q",
 }  # fmt: skip
-ALIGN = 16  # bytes between arguments in the buffer: no parameter type asks for more
+ALIGN = 16  # bytes; what the driver copies from here to a parameter of its own alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,9 @@ class CudaEngine:
             raise LaunchError("a tensor of another engine was given to the CUDA engine.")
         first = owner.storage_offset() + (tensor.address - owner.data_ptr()) // tensor.dtype.itemsize
         return torch.as_strided(owner, tensor.shape, tensor.strides, first)
+
+    def tensor_map(self, boxes: Boxes) -> bytes:
+        return encode(boxes)
 
     def load(self, binary: Binary) -> CudaKernel:
         """The kernel on this device: loaded by the first to ask, kept for the life of the process.

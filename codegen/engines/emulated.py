@@ -10,17 +10,26 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..compile import Binary
-from ..emulator import GlobalMemory, Kernel, Report, launch, parse
+from ..emulator import GlobalMemory, Kernel, Report, encode_tensor_map, launch, parse
+from ..errors import LaunchError
+from ..spec.problem import Dtype
 from .engine import Tensor, Value
+from .tensor_map import SWIZZLE, Boxes
+
+_ELEMENTS: dict[Dtype, str] = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
 class EmulatedEngine:
-    """An Engine on the emulator. `reports` holds one Report a launch: what it counted and the races it found."""
+    """An Engine on the emulator. `reports` holds one Report a launch: what it counted and the races it found.
+
+    What is asynchronous happens at the last moment that a kernel's waits allow, or, unless `late`, at the first.
+    """
 
     name = "emulator"
 
-    def __init__(self, *, check_races: bool = False) -> None:
+    def __init__(self, *, check_races: bool = False, late: bool = True) -> None:
         self.memory = GlobalMemory()
+        self.late = late
         self.check_races = check_races
         self.reports: list[tuple[str, Report]] = []
 
@@ -49,12 +58,20 @@ class EmulatedEngine:
         strides = [s * size for s in tensor.strides]
         return np.lib.stride_tricks.as_strided(flat[-low:], tensor.shape, strides).copy()
 
+    def tensor_map(self, boxes: Boxes) -> bytes:
+        element = _ELEMENTS[boxes.dtype]
+        try:
+            return encode_tensor_map(boxes.address, boxes.shape, boxes.strides, boxes.box, element, SWIZZLE)
+        except ValueError as error:
+            raise LaunchError(f"no tensor map for {boxes}: {error}") from error
+
     def load(self, binary: Binary) -> Kernel:
         return _kernel(binary.ptx, binary.spec.kernel)
 
     def launch(self, kernel: Kernel, *, grid: int, block: int, smem: int, args: Sequence[Value]) -> None:
         report = launch(
-            kernel, grid, block, args, memory=self.memory, shared_bytes=smem, check_races=self.check_races
+            kernel, grid, block, args, memory=self.memory, shared_bytes=smem, check_races=self.check_races,
+            late=self.late,
         )  # fmt: skip
         self.reports.append((kernel.name, report))
 

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 if TYPE_CHECKING:
     from ..compile import Binary
+    from .tensor_map import Boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Engine(Protocol):
 
     def read(self, tensor: Tensor) -> NDArray[Any]:
         """The tensor's elements as a NumPy array."""
+        ...
+
+    def tensor_map(self, boxes: Boxes) -> bytes:
+        """The kernel argument by which TMA copies boxes of a tensor. Raises LaunchError."""
         ...
 
     def load(self, binary: Binary) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..engines.engine import Tensor, Value
+from ..engines.tensor_map import Boxes
 from ..errors import LaunchError, UsageError
 from ..render import Source
 from ..run import Extras, Forward, run_backward, run_forward
@@ -130,6 +131,9 @@ class _Engine:
 
     def read(self, tensor: Tensor) -> NDArray[Any]:
         raise LaunchError("a trace holds no data.")
+
+    def tensor_map(self, boxes: Boxes) -> bytes:
+        raise LaunchError("a trace has no driver that encodes tensor maps.")
 
     def load(self, binary: Any) -> Any:
         return binary

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from ..compile import Binary
 from ..engines.cuda import TORCH, CudaEngine, CudaKernel, packed
 from ..engines.engine import Tensor, Value
+from ..engines.tensor_map import Boxes
 
 ALIGN = 16  # bytes that rows must start on to be read in place, as they were when they were recorded
 
@@ -53,6 +54,10 @@ class Recorder:
     def read(self, tensor: Tensor) -> NDArray[Any]:
         self.simple = False
         return self.engine.read(tensor)
+
+    def tensor_map(self, boxes: Boxes) -> bytes:
+        self.simple = False  # the next call's tensors lie elsewhere
+        return self.engine.tensor_map(boxes)
 
     def load(self, binary: Binary) -> CudaKernel:
         return self.engine.load(binary)

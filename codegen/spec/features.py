@@ -113,7 +113,7 @@ class Features:
         """Those that the text of `kernel` depends on."""
         if kernel in ("fused", "dkdv"):
             return replace(self, sinks=False)
-        if kernel in ("forward", "dq", "partial"):
+        if kernel in ("forward", "dq", "partial", "forward90"):
             mod = self.score_mod and replace(
                 self.score_mod, tables=tuple(replace(table, grad=False) for table in self.score_mod.tables)
             )

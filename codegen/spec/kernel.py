@@ -9,10 +9,11 @@ from typing import Literal, get_args
 from ..errors import BadProblem
 from .features import PLAIN, Features, TableDtype
 from .problem import ELEMENT_BYTES, Dtype, Problem, check_head_dim
-from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile, tile_key
+from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile, WarpgroupTile, tile_key
 
-KernelName = Literal["forward", "partial", "combine", "delta", "fused", "convert", "dkdv", "dq"]
-KERNELS: tuple[KernelName, ...] = get_args(KernelName)
+KernelName = Literal["forward", "partial", "combine", "delta", "fused", "convert", "dkdv", "dq", "forward90"]
+HOPPER: frozenset[KernelName] = frozenset({"forward90"})  # of TMA and wgmma, which sm_90a alone has
+KERNELS: tuple[KernelName, ...] = tuple(name for name in get_args(KernelName) if name not in HOPPER)  # of all parts
 TILE_OF: dict[KernelName, type[Tile]] = {
     "forward": ForwardTile,
     "partial": ForwardTile,
@@ -22,8 +23,10 @@ TILE_OF: dict[KernelName, type[Tile]] = {
     "convert": KeyBlockTile,
     "dkdv": KeyBlockTile,
     "dq": QueryBlockTile,
+    "forward90": WarpgroupTile,
 }
-MASKED: frozenset[KernelName] = frozenset({"forward", "partial", "fused", "dkdv", "dq"})  # others' text knows no mask
+# The text of others knows no mask.
+MASKED: frozenset[KernelName] = frozenset({"forward", "partial", "fused", "dkdv", "dq", "forward90"})
 
 # The launches of each pass, in order. The forward by parts gives each part of the keys its own blocks, where those of
 # the query rows leave multiprocessors idle. The split backward adds nothing atomically: bit-identical from run to run.
@@ -39,12 +42,15 @@ PAD_ROWS = 128  # statistics are written for a multiple of this many rows, so th
 ArgType = Literal[
     "View<const T>", "View<T>", "Walk", "const float*", "float*", "const int*", "const i64*", "int", "float",
     "score_mod::Table<float>", "score_mod::Table<score_mod::fp16>", "score_mod::Table<score_mod::bf16>",
+    "const __grid_constant__ TensorMap",
 ]  # fmt: skip
 ARG_BYTES: dict[ArgType, int] = {
     "View<const T>": 32, "View<T>": 32, "Walk": 16, "const float*": 8, "float*": 8, "const int*": 8, "const i64*": 8,
     "int": 4, "float": 4,
     "score_mod::Table<float>": 56, "score_mod::Table<score_mod::fp16>": 56, "score_mod::Table<score_mod::bf16>": 56,
+    "const __grid_constant__ TensorMap": 128,
 }  # fmt: skip
+TENSOR_MAP: ArgType = "const __grid_constant__ TensorMap"  # a tensor as TMA sees it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,8 @@ class Arg:
 
     @property
     def tensor(self) -> str:
-        """The tensor whose rows a Walk steps over: K_walk -> K."""
-        return self.name.removesuffix("_walk")
+        """The tensor whose rows a Walk steps over, or that a TensorMap describes: K_walk -> K, K_map -> K."""
+        return self.name.removesuffix("_walk").removesuffix("_map")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,8 @@ class KernelSpec:
             raise BadProblem(
                 f"{self.kernel} serves plain and causal attention with d = dv; others run whole, in forward."
             )
+        if self.kernel in HOPPER and (self.fp32 or not self.plain):
+            raise BadProblem(f"{self.kernel} serves plain and causal attention of 16 bits; others run in forward.")
 
     @classmethod
     def of(cls, kernel: KernelName, problem: Problem, tile: Tile, sm: int) -> KernelSpec:
@@ -109,6 +117,11 @@ class KernelSpec:
         dims = f"d{self.d}" + (f"_dv{self.dv}" if self.dv != self.d else "")
         mask = "_causal" if self.causal and not self.features.shifted else ""
         return f"{self.kernel}_{self.dtype}_{dims}{mask}{self.features.key}_sm{self.sm}_{tile_key(self.tile)}"
+
+    @property
+    def target(self) -> str:
+        """The architecture that its machine code is for: what sm_90a adds to sm_90, no other part has."""
+        return f"sm_{self.sm}{'a' if self.kernel in HOPPER else ''}"
 
     @property
     def threads(self) -> int:
@@ -231,6 +244,15 @@ SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
         _view("dQ", "[B, Hq, Nq, d]", const=False),
         Arg("Walk", "K_walk", "bytes between copy passes and between K tiles"),
         Arg("Walk", "V_walk", "bytes between copy passes and between V tiles"),
+        *_SIZES, *_SCALES,
+    ),
+    "forward90": (
+        Arg(TENSOR_MAP, "Q_map", "[B, Hq, Nq, d] in boxes of Br rows x 64 columns"),
+        Arg(TENSOR_MAP, "K_map", "[B, Hk, Nk, d] in boxes of Bc rows x 64 columns"),
+        Arg(TENSOR_MAP, "V_map", "[B, Hk, Nk, dv] in boxes of Bc rows x 64 columns"),
+        Arg(TENSOR_MAP, "O_map", "[B, Hq, Nq, dv] in boxes of 64 rows x 64 columns"),
+        Arg("float*", "m", "[B, Hq, Nq], max of the scaled scores of a row; -inf if it sees no key"),
+        Arg("float*", "l", "[B, Hq, Nq], sum of exp(S - m) of a row; 0 if it sees no key"),
         *_SIZES, *_SCALES,
     ),
 }  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import BadProblem
 from . import backward_shape as shape
+from . import warpgroup_shape as warpgroups
 from .feature_shape import why_bad_with_features
 from .forward_shape import forward_registers, why_bad_forward
 from .gpu import REGISTERS_PER_SM, Gpu
@@ -13,7 +14,7 @@ from .kernel import KernelSpec
 from .order import why_bad_order
 from .problem import ELEMENT_BYTES, Dtype
 from .staging import has_cp_async
-from .tile import ForwardTile, KeyBlockTile, QueryBlockTile
+from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, WarpgroupTile
 
 CHUNK = 16  # bytes of a cp.async, of an ldmatrix row
 LANES_A_ROW = 8  # lanes that copy one row; a copy pass is 128 bytes wide
@@ -63,6 +64,8 @@ def buffers(spec: KernelSpec) -> tuple[Buffer, ...]:
         return _key_block_buffers(spec, tile)
     if isinstance(tile, QueryBlockTile):
         return _query_block_buffers(spec, tile)
+    if isinstance(tile, WarpgroupTile):
+        return _warpgroup_buffers(spec, tile)
     if spec.kernel == "combine":
         slices = spec.threads // shape.delta_lanes(spec.d)
         return _lay_out(("O_smem", slices * spec.d * 4, f"[{slices}][{spec.d}] floats"))
@@ -97,6 +100,23 @@ def _query_block_buffers(spec: KernelSpec, tile: QueryBlockTile) -> tuple[Buffer
         ("dO_smem", queries, f"[{tile.Br}][{width}]"),
         ("K_smem", tile.stages * keys, f"[{tile.stages}][{tile.Bc}][{width}]"),
         ("V_smem", tile.stages * keys, f"[{tile.stages}][{tile.Bc}][{width}]"),
+    )
+
+
+def _warpgroup_buffers(spec: KernelSpec, tile: WarpgroupTile) -> tuple[Buffer, ...]:
+    """Rows lie in panels of 64 columns; the last buffer is what may be lost before the first begins."""
+    stages, of_Q = f"[{tile.stages}]", max(spec.d, spec.dv)  # O takes Q's place
+    number = warpgroups.barriers(tile)
+
+    def of(rows: int, columns: int) -> str:
+        return f"[{warpgroups.panels(columns)}][{rows}][{warpgroups.PANEL}]"
+
+    return _lay_out(
+        ("Q_smem", warpgroups.panel_bytes(tile.Br, of_Q), of(tile.Br, of_Q)),
+        ("K_smem", tile.stages * warpgroups.panel_bytes(tile.Bc, spec.d), stages + of(tile.Bc, spec.d)),
+        ("V_smem", tile.stages * warpgroups.panel_bytes(tile.Bc, spec.dv), stages + of(tile.Bc, spec.dv)),
+        ("barriers", number * warpgroups.BARRIER, f"[{number}] mbarriers"),
+        ("slack", warpgroups.ALIGNMENT, "the first buffer begins at the next multiple of 1024 B"),
     )
 
 
@@ -156,6 +176,8 @@ def _why_bad_shape(spec: KernelSpec) -> str | None:
         return shape.why_bad_key_block(spec, tile)
     if isinstance(tile, QueryBlockTile):
         return shape.why_bad_query_block(spec, tile)
+    if isinstance(tile, WarpgroupTile):
+        return warpgroups.why_bad_warpgroup(spec, tile)
     if spec.kernel == "delta":
         return shape.why_bad_delta(tile.warps)
     return None

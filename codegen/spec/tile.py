@@ -90,7 +90,37 @@ class RowTile:
     short: ClassVar[dict[str, str]] = {"warps": "w"}
 
 
-Tile = ForwardTile | KeyBlockTile | QueryBlockTile | RowTile
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarpgroupTile:
+    """Tile of `forward90`: one block owns Br query rows, 64 for each warpgroup that computes, and walks the keys.
+
+    One warpgroup more copies tiles of Bc keys to shared memory.
+    """
+
+    Br: int  # query rows of a block
+    Bc: int  # keys of a K/V tile
+    stages: int = 2  # buffers of K, and of V
+    pingpong: bool = False  # warpgroups take turns: the products of one run under the softmax of another
+    overlap: bool = True  # O += P V of a tile runs under the softmax of the next
+    early_k_wait: bool = True  # the wait for the next K stands before that for O += P V: see the text
+    order: Order = GROUPED
+
+    short: ClassVar[dict[str, str]] = {
+        "Br": "Br", "Bc": "Bc", "stages": "s", "pingpong": "pp", "overlap": "ov", "early_k_wait": "ek", "order": "o",
+    }  # fmt: skip
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute, each of them 64 rows: the height of a wgmma."""
+        return self.Br // 64
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block, those of the producer included."""
+        return 4 * (self.consumers + 1)
+
+
+Tile = ForwardTile | KeyBlockTile | QueryBlockTile | RowTile | WarpgroupTile
 AnyTile = TypeVar("AnyTile", bound=Tile)
 
 

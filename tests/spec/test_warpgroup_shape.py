@@ -1,0 +1,84 @@
+"""Tiles of warpgroups: what fits an SM of the H100, and what is said of what does not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from flashsmith.errors import BadProblem
+from flashsmith.spec.gpu import find_gpu
+from flashsmith.spec.kernel import KernelSpec
+from flashsmith.spec.limits import buffers, smem_bytes, why_illegal
+from flashsmith.spec.problem import Problem
+from flashsmith.spec.tile import WarpgroupTile
+from flashsmith.spec.warpgroup_shape import SHARES
+
+H100 = find_gpu("h100-sxm")
+
+
+def spec_of(d: int = 128, dv: int | None = None, sm: int = 90, **tile: Any) -> KernelSpec:
+    problem = Problem(dtype="bf16", d=d, dv=dv)
+    return KernelSpec.of("forward90", problem, WarpgroupTile(**{"Br": 128, "Bc": 128, **tile}), sm)
+
+
+@pytest.mark.parametrize(
+    ("d", "tile"),
+    [(128, {"Bc": 176}), (128, {"Bc": 192}), (64, {"Bc": 240}), (128, {"Br": 192, "Bc": 80}),
+     (64, {"Br": 192, "Bc": 128}), (256, {"Bc": 80}), (128, {"Br": 64, "Bc": 192}), (72, {"Bc": 128})],
+)  # fmt: skip
+def test_tiles_that_fit(d: int, tile: dict[str, int]) -> None:
+    """Those of FlashAttention-3 and the widest that ptxas compiles without spills."""
+    assert why_illegal(spec_of(d, **tile), H100) is None
+
+
+@pytest.mark.parametrize(
+    ("d", "tile", "reason"),
+    [
+        (128, {"Bc": 208, "stages": 1}, r"dv / 2 \+ Bc / 2 \+ Bc / 4 = 220 registers .* 2 warpgroups .* 212"),
+        (128, {"Br": 192, "Bc": 96}, r"= 136 registers .* 3 warpgroups .* 128"),
+        (256, {"Bc": 96}, r"needs 263\d{3} B of shared memory; h100-sxm gives a block 232448 B"),
+        (128, {"Br": 96}, r"Br=96: must be 64 for each of 1 to 3 warpgroups"),
+        (128, {"Br": 256}, r"warps=20: a block has 1 to 16 warps"),
+        (128, {"Br": 0}, r"Br=0: must be 1 or more"),
+        (128, {"Bc": 72}, r"Bc=72: must be a multiple of 16 up to 256"),
+        (64, {"Bc": 272}, r"Bc=272"),
+        (128, {"Br": 64, "pingpong": True}, r"pingpong=1: Br=64 has one warpgroup .* Use pingpong=0"),
+        (128, {"stages": 0}, r"stages=0: must be 1 or more"),
+        (128, {"order": 0}, r"order=0: without a mask"),
+    ],
+)
+def test_tiles_that_do_not(d: int, tile: dict[str, Any], reason: str) -> None:
+    said = why_illegal(spec_of(d, **tile), H100)
+    assert said and re.search(reason, said), said
+
+
+def test_other_parts_have_no_wgmma() -> None:
+    said = why_illegal(spec_of(sm=100), find_gpu("b200"))
+    assert said and "sm_90a" in said and "sm_100" in said
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "fp32"}, {"window": (64, 0)}, {"dropout": 0.1}, {"lengths": "packed"}])
+def test_what_it_does_not_serve(fields: dict[str, Any]) -> None:
+    problem = Problem(**{"dtype": "bf16", "d": 64, **fields})
+    with pytest.raises(BadProblem, match="forward90 serves plain and causal attention of 16 bits"):
+        KernelSpec.of("forward90", problem, WarpgroupTile(Br=128, Bc=64), 90)
+
+
+@pytest.mark.parametrize(("d", "dv"), [(128, None), (72, None), (64, 128), (192, 128)])
+def test_buffers_of_panels_start_on_1024_bytes(d: int, dv: int | None) -> None:
+    """The swizzle is of the address, so that every panel starts where the pattern does; O fits in Q's place."""
+    spec = spec_of(d, dv, Bc=80)
+    found = {buffer.name: buffer for buffer in buffers(spec)}
+    assert all(found[name].offset % 1024 == 0 for name in ("Q_smem", "K_smem", "V_smem"))
+    assert found["Q_smem"].bytes >= 128 * 2 * spec.dv
+    assert smem_bytes(spec) == found["slack"].offset + 1024
+
+
+def test_shares_of_registers_fit() -> None:
+    for consumers, (producer, consumer) in SHARES.items():
+        assert 128 * (producer + consumers * consumer) <= 65536
+
+
+def test_the_target_is_sm_90a() -> None:
+    assert spec_of().target == "sm_90a"
