@@ -25,7 +25,8 @@ from .spec.problem import Pass, Problem
 from .spec.record import Evidence, Record, record_path
 from .spec.tile import ForwardTile, Tile
 
-UNTUNED: frozenset[KernelName] = frozenset({"delta", "combine"})  # nothing to choose: its default is what there is
+# Its default is what there is: nothing to choose, or no search that chooses.
+UNTUNED: frozenset[KernelName] = frozenset({"delta", "combine", "forward90"})
 
 # Kernels that are not searched themselves: convert reads what fused accumulates in the order of its tile, and partial
 # does with a part of the keys what forward does with all.

@@ -94,6 +94,17 @@ def test_check(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -
 FEW = ("--nq", "1", "--nk", "700", "--heads", "4", "--kv-heads", "1")
 
 
+def test_the_forward_of_warpgroups_is_compiled_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    """By name, on the part that has them; elsewhere the reason is said."""
+    asked = ("--gpu", "h100-sxm", "--d", "64", "--tile", "Bc=64")
+    facts = run_json(capsys, "compile", "forward90", *asked)
+    assert isinstance(facts, dict) and (facts["registers"], facts["spill_bytes"], facts["blocks_per_sm"]) == (168, 0, 1)
+    status, out, _ = run(capsys, "check", "forward", "--kernel", "forward90", *asked, "--nq", "70", "--heads", "1")
+    assert status == 0 and "forward90_bf16_d64_sm90_Br128_Bc64" in out
+    status, _, err = run(capsys, "render", "forward90", *D64)
+    assert status != 0 and "no forward90 tile fits a100" in err and "sm_90a" in err
+
+
 def test_few_queries_are_checked_by_parts(capsys: pytest.CaptureFixture[str]) -> None:
     for kernel, ran in ((), 2), (("--kernel", "forward"), 1):
         verdict = run_json(capsys, "check", "forward", *D64, "--causal", *FEW, *kernel)

@@ -18,6 +18,7 @@ class Kernel(str, Enum):
     convert = "convert"
     dkdv = "dkdv"
     dq = "dq"
+    forward90 = "forward90"
 
 
 class Which(str, Enum):

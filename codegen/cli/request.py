@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import IllegalTile, UsageError
 from ..spec.gpu import Gpu
-from ..spec.kernel import FORWARD, FUSED, PARTS, SPLIT, KernelName, KernelSpec
+from ..spec.kernel import FORWARD, FUSED, PARTS, SPLIT, WARPGROUPS, KernelName, KernelSpec
 from ..spec.limits import smem_bytes, why_illegal
 from ..spec.problem import Pass, Problem
 from ..spec.tile import Tile, parse_tile
@@ -96,7 +96,7 @@ def _names(
     served = pass_form(problem, which, gpu, deterministic).kernels
     if kernel is None or deterministic or kernel.value in served:
         return served
-    forms = (FORWARD, PARTS) if which == "forward" else (FUSED, SPLIT)
+    forms = (FORWARD, PARTS, WARPGROUPS) if which == "forward" else (FUSED, SPLIT)
     return next((names for names in forms if kernel.value in names), served)
 
 

@@ -11,6 +11,7 @@ from .kernel import KernelName
 from .limits import check_dtype
 from .problem import Problem
 from .tile import RowTile, Tile
+from .warpgroup_defaults import default_warpgroup
 
 
 def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu, *, spilling: bool = False) -> Tile:
@@ -24,6 +25,8 @@ def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu, *, spilling: bo
     check_dtype(problem.dtype, gpu)
     if kernel in ("forward", "partial"):
         return short_forward(problem, gpu) or default_forward(problem, gpu, spilling=spilling)
+    if kernel == "forward90":
+        return default_warpgroup(problem, gpu)
     if kernel == "dq":
         return default_query_block(problem, gpu, spilling=spilling)
     if kernel in ("delta", "combine"):

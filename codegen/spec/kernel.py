@@ -32,6 +32,7 @@ MASKED: frozenset[KernelName] = frozenset({"forward", "partial", "fused", "dkdv"
 # the query rows leave multiprocessors idle. The split backward adds nothing atomically: bit-identical from run to run.
 FORWARD: tuple[KernelName, ...] = ("forward",)
 PARTS: tuple[KernelName, ...] = ("partial", "combine")
+WARPGROUPS: tuple[KernelName, ...] = ("forward90",)
 FUSED: tuple[KernelName, ...] = ("delta", "fused", "convert")
 SPLIT: tuple[KernelName, ...] = ("delta", "dkdv", "dq")
 

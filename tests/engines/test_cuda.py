@@ -23,6 +23,7 @@ from flashsmith.engines import torch_tensors
 from flashsmith.engines.cuda import CudaEngine, CudaKernel, packed
 from flashsmith.engines.driver import CudaDriver, cuda_device
 from flashsmith.engines.engine import Tensor
+from flashsmith.engines.tensor_map import Boxes
 from flashsmith.errors import LaunchError, UsageError
 from flashsmith.render import Source
 from flashsmith.run import Forward, Sizes, pack, run_backward, run_forward
@@ -173,6 +174,28 @@ def test_arguments_have_the_bytes_of_their_types(kernel: KernelName) -> None:
         elif arg.name == "Nq":
             assert struct.unpack("<i", got) == (37,)
     assert all(p % 16 == 0 for p in pointers if p)
+
+
+def test_tensor_maps_reach_the_kernel_whole() -> None:
+    """128 bytes each, as the engine encoded them, of the tensor that the parameter is named after."""
+
+    class Encoder(CudaEngine):
+        def tensor_map(self, boxes: Boxes) -> bytes:
+            return bytes([boxes.address % 256, boxes.box[1]]) * 64
+
+    H100 = find_gpu("h100-sxm")
+    spec = KernelSpec.of("forward90", PROBLEM, default_tile("forward90", PROBLEM, H100), 90)
+    tensors = {
+        name: Tensor(16 * n, (2, 4, 37, 64), (9472, 2368, 64, 1), np.dtype(np.uint16))
+        for n, name in enumerate("QKVOml")
+    }
+    engine = Encoder(FakeDriver([0], sm=90))
+    values = pack(spec, tensors, Sizes(B=2, Hq=4, Hk=2, Nq=37, Nk=50), 0.3, engine=engine)
+    pointers, _buffer = packed(CudaKernel(1, spec.key, spec.signature), values)
+    data = read_parameters(ctypes.addressof(pointers), spec)
+    rows = (128, spec.tile.Bc, spec.tile.Bc, 64)  # type: ignore[union-attr]
+    assert data[:4] == [bytes([16 * n, box]) * 64 for n, box in enumerate(rows)]
+    assert [len(each) for each in data[4:]] == [8, 8, 4, 4, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
-from flashsmith.errors import BadProblem
+from flashsmith.errors import BadProblem, NoTunedKernel
+from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelSpec
 from flashsmith.spec.limits import buffers, smem_bytes, why_illegal
@@ -51,6 +53,26 @@ def test_tiles_that_fit(d: int, tile: dict[str, int]) -> None:
 def test_tiles_that_do_not(d: int, tile: dict[str, Any], reason: str) -> None:
     said = why_illegal(spec_of(d, **tile), H100)
     assert said and re.search(reason, said), said
+
+
+@pytest.mark.parametrize(
+    ("d", "causal", "Bc"),
+    [(64, False, 176), (128, False, 176), (128, True, 128), (192, False, 112), (256, False, 80), (256, True, 80)],
+)
+def test_default_tiles(d: int, causal: bool, Bc: int) -> None:
+    """The widest that shared memory and registers allow; at d = 128 and 256 that of FlashAttention-3."""
+    tile = default_tile("forward90", Problem(dtype="bf16", d=d, causal=causal), H100)
+    assert tile == WarpgroupTile(Br=128, Bc=Bc, pingpong=True)
+
+
+def test_every_head_dimension_has_a_default_tile() -> None:
+    for d, dv in product(range(8, 257, 8), (None, 8, 256)):
+        default_tile("forward90", Problem(dtype="fp16", d=d, dv=dv), H100)
+
+
+def test_other_parts_have_no_default_tile() -> None:
+    with pytest.raises(NoTunedKernel, match=r"no forward90 tile fits a100 .* sm_90a, and this part is sm_80"):
+        default_tile("forward90", Problem(dtype="bf16", d=64), find_gpu("a100"))
 
 
 def test_other_parts_have_no_wgmma() -> None:
