@@ -179,10 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.keep:
         flash_attention_2_speeds.write(predict_theirs(asked.cubins))
     text = "\n".join(report(asked.cubins)) + "\n"
-    if asked.write:
-        document.write(DOCUMENT, COMMAND, text)
-    else:
-        print(text, end="")
+    document.give(DOCUMENT, COMMAND, text, write_it=asked.write)
     return 0
 
 

@@ -22,6 +22,14 @@ def write(document: Path, command: str, text: str) -> None:
     document.write_text(f"{before}{begin(command)}{text}{END}{after}")
 
 
+def give(document: Path, command: str, text: str, *, write_it: bool) -> None:
+    """Into the document, or to stdout. Raises SystemExit as `write` does."""
+    if write_it:
+        write(document, command, text)
+    else:
+        print(text, end="")
+
+
 def read(document: Path, command: str) -> str:
     """The part that `command` makes; empty if the document has none."""
     return document.read_text().partition(begin(command))[2].partition(END)[0]

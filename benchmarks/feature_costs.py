@@ -22,8 +22,8 @@ import document
 from flashsmith.load import load_best
 from flashsmith.predict import MODEL, predict
 from flashsmith.sass import disassemble
-from flashsmith.score_mod import ALIBI, BIAS, parse, softcap
-from flashsmith.spec.features import ScoreMod, Table
+from flashsmith.score_mod import ALIBI, BIAS, softcap
+from flashsmith.spec.features import ScoreMod
 from flashsmith.spec.gpu import Gpu, find_gpu
 from flashsmith.spec.kernel import KernelName
 from flashsmith.spec.problem import Problem
@@ -35,11 +35,9 @@ KERNELS: tuple[KernelName, ...] = ("forward", "fused", "dkdv", "dq")
 LENGTH = 8192
 
 
-def formula(text: str, *, grad: bool = False, **dtypes: Any) -> ScoreMod:
+def formula(text: str, *, grad: bool = False) -> ScoreMod:
     """A score_mod whose tables are bf16, as those of a model in bf16 are."""
-    expression = parse(text)
-    tables = (Table(name=name, rank=rank, dtype="bf16", grad=grad) for name, rank in expression.tensors.items())
-    return ScoreMod(text=expression.text, tables=tuple(tables))
+    return ScoreMod.of(text, lambda name: {"dtype": "bf16", "grad": grad})
 
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -106,10 +104,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # few of these problems have a record
     made = text(find_gpu(args.gpu), args.d)
-    if args.write:
-        document.write(DOCUMENT, COMMAND, made)
-    else:
-        print(made, end="")
+    document.give(DOCUMENT, COMMAND, made, write_it=args.write)
 
 
 if __name__ == "__main__":

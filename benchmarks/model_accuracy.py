@@ -144,10 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     warnings.simplefilter("ignore")  # Triton's, of its own future
     text = "\n".join(tables()) + "\n"
-    if asked.write:
-        document.write(DOCUMENT, COMMAND, text)
-    else:
-        print(text, end="")
+    document.give(DOCUMENT, COMMAND, text, write_it=asked.write)
     return 0
 
 

@@ -18,12 +18,12 @@ import document
 from flashsmith.errors import FlashsmithError
 from flashsmith.load import backward_form, forward_form
 from flashsmith.render import render
-from flashsmith.score_mod import ALIBI, BIAS, parse, softcap
+from flashsmith.score_mod import ALIBI, BIAS, softcap
 from flashsmith.spec.defaults import default_tile
-from flashsmith.spec.features import ScoreMod, Table
+from flashsmith.spec.features import ScoreMod
 from flashsmith.spec.gpu import GPUS, Gpu, find_gpu
 from flashsmith.spec.kernel import FORWARD, FUSED, SPLIT, KernelName, KernelSpec
-from flashsmith.spec.limits import why_illegal
+from flashsmith.spec.limits import why_illegal, why_no_dtype
 from flashsmith.spec.problem import MAX_D, Problem
 from markdown_table import table
 
@@ -37,9 +37,7 @@ HEAD = ("", *FORMS, "deterministic", "keys in parts, heads packed")
 
 def mod(text: str) -> dict[str, Any]:
     """A score_mod whose tables have gradients."""
-    formula = parse(text)
-    tables = tuple(Table(name=name, rank=rank, grad=True) for name, rank in formula.tensors.items())
-    return {"score_mod": ScoreMod(text=formula.text, tables=tables)}
+    return {"score_mod": ScoreMod.of(text, lambda name: {"grad": True})}
 
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -60,14 +58,14 @@ FEATURES: dict[str, dict[str, Any]] = {
 def rows() -> Iterator[Sequence[str]]:
     """A line for each feature; first for dtypes, on the GPUs that multiply them."""
     for dtype in ("bf16", "fp16", "fp32"):
-        yield (f"{dtype}, plain and causal", *answers(replace(BASE, dtype=dtype), dtype))
+        yield (f"{dtype}, plain and causal", *answers(replace(BASE, dtype=dtype)))
     for name, fields in FEATURES.items():
         yield (name, *answers(replace(BASE, **fields)))
 
 
-def answers(problem: Problem, dtype: str = "") -> Iterator[str]:
+def answers(problem: Problem) -> Iterator[str]:
     """Of one problem: each form, and what may be asked of it beside."""
-    gpus = [gpu for gpu in GPUS.values() if not (dtype and dtype != "fp16" and gpu.sm < 80)]
+    gpus = [gpu for gpu in GPUS.values() if not why_no_dtype(problem.dtype, gpu)]
     for kernels in FORMS.values():
         yield in_words(problem, kernels, gpus)
     yield said(lambda: backward_form(problem, find_gpu("a100"), deterministic=True))
@@ -123,10 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     made = text()
-    if parser.parse_args().write:
-        document.write(DOCUMENT, COMMAND, made)
-    else:
-        print(made, end="")
+    document.give(DOCUMENT, COMMAND, made, write_it=parser.parse_args().write)
 
 
 if __name__ == "__main__":

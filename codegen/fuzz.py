@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import random
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 
 from .check import Verdict, check
 from .compile import compile_source
 from .engines.emulated import EmulatedEngine
-from .errors import NoTunedKernel
+from .errors import LowerRung, NoTunedKernel
 from .inputs import make_inputs
+from .load import load_best
 from .render import render
-from .score_mod import ALIBI, BIAS, parse, softcap
+from .score_mod import ALIBI, BIAS, softcap
 from .spec.defaults import default_tile
-from .spec.features import ScoreMod, Table, TableDtype
+from .spec.features import ScoreMod, TableDtype
 from .spec.gpu import Gpu, find_gpu
-from .spec.kernel import FORWARD, FUSED, PARTS, SPLIT, KernelName, KernelSpec
+from .spec.kernel import FORWARD, FUSED, SPLIT, KernelName, KernelSpec
 from .spec.limits import why_illegal, why_no_dtype
 from .spec.problem import Pass, Problem
 from .spec.space import choices, tile_of
 from .spec.tile import Tile, tile_text
+from .work import PRODUCTS
 
 GPUS = ("a100", "rtx4090", "h100-sxm", "t4")  # a text of its own for each
 DIMS = (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 160, 192, 256)  # small ones first, and more often
@@ -42,7 +45,7 @@ class Case:
     which: Pass
     gpu: Gpu
     kernels: tuple[KernelName, ...]
-    kernel: KernelName  # the one whose tile was drawn
+    kernel: KernelName  # the one whose tile was drawn; the others have those that load serves
     tile: Tile
 
     @property
@@ -51,9 +54,8 @@ class Case:
         p = self.problem
         sizes = f"--nq {p.Nq} --nk {p.keys} --heads {p.Hq} --kv-heads {p.kv_heads} --batch {p.B}"
         sizes += f" --scale {p.scale}" if p.scale is not None else ""
-        split = " --deterministic" if self.kernels == SPLIT and not (p.score_mod and p.score_mod.grads) else ""
         return (
-            f"flashsmith check {self.which} --gpu {self.gpu.key} {p.options} {sizes}{split} --kernel {self.kernel} "
+            f"flashsmith check {self.which} --gpu {self.gpu.key} {p.options} {sizes} --kernel {self.kernel} "
             f"--tile {tile_text(self.tile)} --seed {self.seed}"
         )
 
@@ -65,13 +67,13 @@ def draw(seed: int) -> Case:
         problem, gpu = _problem(rng), find_gpu(rng.choice(GPUS))
         if why_no_dtype(problem.dtype, gpu):
             problem = replace(problem, dtype="fp16")
-        kernels, kernel = _kernels(rng, problem)
+        kernels, kernel = _kernels(rng)
         try:
             for name in kernels:
                 default_tile(name, problem, gpu)
         except NoTunedKernel:
             continue  # nothing fits: the next one
-        which: Pass = "forward" if kernels in (FORWARD, PARTS) else "backward"
+        which: Pass = "forward" if kernels == FORWARD else "backward"
         tile = _tile(rng, kernel, problem, gpu)
         return Case(seed=seed, problem=problem, which=which, gpu=gpu, kernels=kernels, kernel=kernel, tile=tile)
 
@@ -80,27 +82,22 @@ def run(case: Case) -> Verdict:
     """Check it on the emulator, whose fresh memory is NaN, with the race detector on. Raises what a launch raises."""
     specs = {name: _spec(case, name) for name in case.kernels}
     binaries = {name: compile_source(render(spec)) for name, spec in specs.items()}
-    parts = 3 if case.kernels == PARTS else 1
-    return check(
-        case.problem, case.which, binaries, EmulatedEngine(check_races=True), make_inputs(case.problem, case.seed),
-        parts=parts,
-    )  # fmt: skip
+    engine = EmulatedEngine(check_races=True)
+    return check(case.problem, case.which, binaries, engine, make_inputs(case.problem, case.seed))
 
 
 def _spec(case: Case, name: KernelName) -> KernelSpec:
-    drawn = name == case.kernel or (name == "convert" and case.kernel == "fused")
-    tile = case.tile if drawn else default_tile(name, case.problem, case.gpu)
-    return KernelSpec.of(name, case.problem, tile, case.gpu.sm)
+    if name == case.kernel or (name == "convert" and case.kernel == "fused"):
+        return KernelSpec.of(name, case.problem, case.tile, case.gpu.sm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LowerRung)  # of problems such as these no record is expected
+        return load_best(case.problem, name, case.gpu).spec
 
 
-def _kernels(rng: random.Random, problem: Problem) -> tuple[tuple[KernelName, ...], KernelName]:
+def _kernels(rng: random.Random) -> tuple[tuple[KernelName, ...], KernelName]:
     """The launches of a pass, and the one that gets a tile of its own."""
-    passes: list[tuple[KernelName, ...]] = [FORWARD, FUSED, SPLIT]
-    kernels = rng.choice(passes)
-    tuned: dict[tuple[KernelName, ...], tuple[KernelName, ...]] = {
-        FORWARD: ("forward",), FUSED: ("fused",), SPLIT: ("dkdv", "dq"),
-    }  # fmt: skip
-    return kernels, rng.choice(tuned[kernels])
+    kernels: tuple[KernelName, ...] = rng.choice([FORWARD, FUSED, SPLIT])
+    return kernels, rng.choice([kernel for kernel in kernels if kernel in PRODUCTS])
 
 
 def _tile(rng: random.Random, kernel: KernelName, problem: Problem, gpu: Gpu) -> Tile:
@@ -132,10 +129,5 @@ def _problem(rng: random.Random) -> Problem:
 def _score_mod(rng: random.Random) -> ScoreMod | None:
     if rng.random() < 0.55:
         return None
-    formula = parse(rng.choice(FORMULAS))
     dtypes: tuple[TableDtype, ...] = ("fp32", "fp32", "fp16", "bf16")
-    tables = tuple(
-        Table(name=name, rank=rank, dtype=rng.choice(dtypes), grad=rng.random() < 0.5)
-        for name, rank in formula.tensors.items()
-    )
-    return ScoreMod(text=formula.text, tables=tables)
+    return ScoreMod.of(rng.choice(FORMULAS), lambda name: {"dtype": rng.choice(dtypes), "grad": rng.random() < 0.5})

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .philox import kept
+from .philox import KEEP_ALL, kept
 from .score_mod import Expression, evaluate, parse
 from .spec.features import ScoreMod, Window
 
 F64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 Ints = NDArray[np.integer]
-KEEP_ALL = 2**16
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,9 @@ def _sinks(random: np.random.Generator, problem: Problem) -> NDArray[np.float32]
     return (random.standard_normal(problem.Hq) + mean + math.log(max(1, problem.keys))).astype(np.float32)
 
 
-def _tables(random: np.random.Generator, problem: Problem) -> dict[str, Bits]:
-    """Normal numbers of deviation 1/4, which scores outweigh and errors do not."""
-    tables, sizes = problem.score_mod.tables if problem.score_mod else (), table_sizes(problem)
+def _tables(random: np.random.Generator, problem: Problem, *, every: bool = True) -> dict[str, Bits]:
+    """Normal numbers of deviation 1/4, which scores outweigh and errors do not; for `every` see table_sizes."""
+    tables, sizes = problem.score_mod.tables if problem.score_mod else (), table_sizes(problem, every=every)
     return {table.name: round_to(0.25 * random.standard_normal(sizes[table.name]), table.dtype) for table in tables}
 
 
@@ -103,9 +103,8 @@ def full_extras(problem: Problem, engine: Engine) -> Extras:
     def starts(N: int) -> Tensor:
         return engine.tensor((np.arange(problem.B + 1) * N).astype(np.int32))
 
-    packed, tables = problem.lengths == "packed", problem.score_mod.tables if problem.score_mod else ()
-    sizes = table_sizes(problem, every=False)
-    noise = {table.name: round_to(0.25 * random.standard_normal(sizes[table.name]), table.dtype) for table in tables}
+    packed, grads = problem.lengths == "packed", problem.score_mod.grads if problem.score_mod else ()
+    noise = _tables(random, problem, every=False)
     return Extras(
         left=left or 0, right=right or 0, max_q=problem.Nq, max_k=problem.keys,
         cu_q=starts(problem.Nq) if packed else None, cu_k=starts(problem.keys) if packed else None,
@@ -113,7 +112,7 @@ def full_extras(problem: Problem, engine: Engine) -> Extras:
         sinks=engine.zeros((problem.Hq,), np.float32) if problem.sinks else None,
         rng=engine.zeros((2,), np.int64) if problem.dropout else None, keep_below=keep_below(problem.dropout),
         tables={name: engine.tensor(table) for name, table in noise.items()},
-        grads={table.name: engine.zeros(sizes[table.name], np.float32) for table in tables if table.grad},
+        grads={table.name: engine.zeros(noise[table.name].shape, np.float32) for table in grads},
     )  # fmt: skip
 
 

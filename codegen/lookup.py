@@ -50,12 +50,13 @@ def steps(
     A record that is stale or of another part is passed over with one warning that names the field.
     """
     own: list[tuple[Rung, str]] = [("record", target.key), ("near length", target.key)]
-    for rung, name in (*own, *_same_class(target)):
+    of_class: list[tuple[Rung, str]] = [("same class", name) for name in _same_class(target)]
+    for rung, name in (*own, *of_class):
         for path in (record_path(folder, name) for folder in folders):
             yield _look(rung, path, name, problem, kernel, target, why_stale)
     if problem.features.plain:
         return
-    for name in (target.key, *(name for _, name in _same_class(target))):
+    for name in (target.key, *_same_class(target)):
         for path in (record_path(folder, name) for folder in folders):
             step = _look("without features", path, name, problem.plain, kernel, target, why_stale)
             yield _with_features(step, problem, target)
@@ -76,7 +77,7 @@ def fitting(
     problem: Problem, kernel: KernelName, target: Gpu, folders: Sequence[Path], why_stale: WhyStale
 ) -> Iterator[Record]:
     """Every record that may serve `problem`: of the same GPU, then of its class, in the order of `folders`."""
-    for name in (target.key, *(name for _, name in _same_class(target))):
+    for name in (target.key, *_same_class(target)):
         for path in (record_path(folder, name) for folder in folders):
             records, _ = _sorted_out(path, name, problem, kernel, target, why_stale)
             yield from records
@@ -153,7 +154,7 @@ def _sorted_out(
     path: Path, name: str, problem: Problem, kernel: KernelName, target: Gpu, why_stale: WhyStale
 ) -> tuple[list[Record], list[str]]:
     """The records of a file that may serve, and why the others of the same kernel and problem may not."""
-    asked = (kernel, problem.dtype, problem.d, problem.causal or problem.features.shifted)
+    asked = (kernel, problem.dtype, problem.d, problem.ends)
     serving, refused = [], []
     for record in _records(path):
         if (record.kernel, record.dtype, record.d, record.causal) != asked or not record.serves_text_of(problem):
@@ -187,6 +188,5 @@ def _read(path: Path, state: tuple[int, int, int]) -> tuple[Record, ...]:
     return read_records(path)
 
 
-def _same_class(target: Gpu) -> list[tuple[Rung, str]]:
-    others = [g for g in GPUS.values() if g.key != target.key and g.sm_class == target.sm_class]
-    return [("same class", g.key) for g in others]
+def _same_class(target: Gpu) -> list[str]:
+    return [g.key for g in GPUS.values() if g.key != target.key and g.sm_class == target.sm_class]

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 
 from .score_mod import Code, Expression, Names, device_functions, emit, parse
 from .score_mod.tree import Node, Number, Op, walk
+from .spec.feature_shape import keeps_a_number, keeps_scores
 from .spec.features import ScoreMod
 from .spec.kernel import KernelSpec
 
@@ -50,14 +51,13 @@ class Modification:
 
     @cached_property
     def keeps_scores(self) -> bool:
-        """Whether the gradient of a table depends on the score, which the exponential has overwritten by then."""
-        wanted = {table.name for table in self.mod.grads}
-        return any(g.tensor in wanted and g.derivative.depends_on("score") for g in self.expression.gradients)
+        """Whether scores are kept until the gradients of tables are computed."""
+        return keeps_scores(self.mod)
 
     @cached_property
     def keeps_slopes(self) -> bool:
         """Whether slopes are computed with the scores and kept until they are used."""
-        return self.has_slope and not self.keeps_scores and self.expression.slope.depends_on("score")
+        return self.backward and keeps_a_number(self.mod) and not self.keeps_scores
 
     @cached_property
     def wild(self) -> bool:

@@ -16,6 +16,7 @@ Words = tuple[Any, Any, Any, Any]  # each of 32 bits: in int64, of NumPy or of P
 ROUNDS = 7  # the fewest that pass BigCrush: table 2 of the paper
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after each round: the golden ratio and sqrt(3) - 1
+KEEP_ALL = 2**16  # of a weight's 16 bits
 LOW = 0xFFFFFFFF  # the low word of 64 bits
 
 

@@ -8,9 +8,19 @@ from typing import ClassVar, Literal
 
 from .compile import Binary
 from .run import Sizes, grid
-from .sass import COMPARED, Board, Work, as_measured, constants_version, disassemble, memory_path, predict_time
+from .sass import (
+    COMPARED,
+    Board,
+    SassError,
+    Work,
+    as_measured,
+    constants_version,
+    disassemble,
+    memory_path,
+    predict_time,
+)
 from .spec.gpu import REGISTERS_PER_SM, Gpu
-from .spec.kernel import KernelName, KernelSpec
+from .spec.kernel import HOPPER, KernelName, KernelSpec
 from .spec.limits import smem_bytes
 from .spec.problem import Pass, Problem
 from .spec.tile import ForwardTile
@@ -51,9 +61,11 @@ def predict(
 
     `rare_always` counts what stands behind a branch in the loop (masks, rescaling) as executed in every tile: an upper
     limit of the time, and how kernels of others are counted, whose rare tiles nobody can tell from their code.
-    Raises SassError for machine code that the model does not know.
+    Raises SassError for machine code that the model does not know, and for kernels whose warps have roles.
     """
     spec, sizes = binary.spec, sizes_of(problem, parts)
+    if spec.kernel in HOPPER:
+        raise SassError(f"{spec.kernel}: the model cannot time warps with roles of their own yet.")
     function = disassemble(binary.cubin).functions[spec.kernel]
     work = work_of(spec, sizes)
     if rare_always:

@@ -15,7 +15,8 @@ from .compile import Binary
 from .engines.engine import Engine, Tensor, Value
 from .engines.tensor_map import boxes_of, why_no_boxes
 from .errors import LaunchError
-from .score_mod import pack_table
+from .philox import KEEP_ALL
+from .score_mod import pack_table, table_name
 from .spec import limits
 from .spec.backward_shape import padded_columns
 from .spec.kernel import FUSED, PAD_ROWS, SPLIT, STATS, TENSOR_MAP, KernelName, KernelSpec
@@ -23,7 +24,7 @@ from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile, WarpgroupTile
 from .spec.warpgroup_shape import ROWS
 
 LOG2_E = math.log2(math.e)
-KEEP_ALL = 2**16  # random numbers of 16 bits
+NAMED = ("cu_q", "cu_k", "k_lens", "sinks", "rng")  # tensors of features, as Extras and the kernels call them
 MAX_GRID = 2**31 - 1  # blocks in x
 MAX_ROWS = 2**31 - 256  # that a 32-bit number counts, up to the end of the last tile
 MAKES: dict[KernelName, tuple[str, ...]] = {
@@ -162,7 +163,7 @@ def run_forward(
     sizes = Sizes.of(q, k, parts, extras)
     rows = sizes.rows
     of_O = (*q.shape[:3], v.shape[3])
-    if sizes.nothing and not (extras.sinks is not None and 0 not in rows):  # a row without keys: O = 0, m = -inf, l = 0
+    if _nothing(sizes, extras):  # a row without keys: O = 0, m = -inf, l = 0
         m = engine.tensor(np.full(rows, -np.inf, np.float32))
         return Forward(_ordered(engine.zeros, of_O, q.dtype, bnhd), m, engine.zeros(rows, np.float32))
     O = _ordered(engine.empty, of_O, q.dtype, bnhd)
@@ -196,7 +197,7 @@ def run_backward(
     [B, N, H, d]. Gradients of score_mod's tables are added to `extras.grads`. Raises LaunchError.
     """
     sizes = Sizes.of(q, k, extras=extras)
-    nothing = sizes.nothing and not (extras.sinks is not None and 0 not in sizes.rows)  # to launch: all gradients are 0
+    nothing = _nothing(sizes, extras)  # to launch: all gradients are 0
     beyond = extras.k_lens is not None  # keys past the end of their sequence are nobody's: dK and dV are 0 there
     made = {gradient for kernel in binaries for gradient in MAKES[kernel]}
     outputs = {
@@ -225,16 +226,15 @@ def run_backward(
     return out
 
 
+def _nothing(sizes: Sizes, extras: Extras) -> bool:
+    """Whether there is no row, or no key and no sink either that a row would see."""
+    return sizes.nothing and not (extras.sinks is not None and 0 not in sizes.rows)
+
+
 def tensors_of(extras: Extras) -> dict[str, Tensor]:
     """The tensors of the features by the names of the kernels' parameters."""
-    named = {
-        "cu_q": extras.cu_q,
-        "cu_k": extras.cu_k,
-        "k_lens": extras.k_lens,
-        "sinks": extras.sinks,
-        "rng": extras.rng,
-    }
-    tables = {f"table_{name}": table for name, table in extras.tables.items()}
+    named = {name: getattr(extras, name) for name in NAMED}
+    tables = {table_name(name): table for name, table in extras.tables.items()}
     grads = {f"grad_{name}": grad for name, grad in extras.grads.items()}
     return {**{name: x for name, x in named.items() if x is not None}, **tables, **grads}
 

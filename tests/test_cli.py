@@ -105,6 +105,16 @@ def test_the_forward_of_warpgroups_is_compiled_and_checked(capsys: pytest.Captur
     assert status != 0 and "no forward90 tile fits a100" in err and "sm_90a" in err
 
 
+def test_what_the_forward_of_warpgroups_has_not_yet_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ("forward", "--kernel", "forward90", "--gpu", "h100-sxm", "--d", "64")
+    status, _, err = run(capsys, "predict", *asked)
+    assert status == 1 and "forward90: the model cannot time" in err
+    status, _, err = run(capsys, "export", *asked, "-o", str(tmp_path / "made"))
+    assert status == 2 and "takes tensor maps" in err and "Use forward." in err and not (tmp_path / "made").exists()
+
+
 def test_few_queries_are_checked_by_parts(capsys: pytest.CaptureFixture[str]) -> None:
     for kernel, ran in ((), 2), (("--kernel", "forward"), 1):
         verdict = run_json(capsys, "check", "forward", *D64, "--causal", *FEW, *kernel)

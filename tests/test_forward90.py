@@ -172,7 +172,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, engine: EmulatedEngine) -> np.ndarra
 def test_strides_that_tma_cannot_take_are_copied() -> None:
     """Rows of 136 bytes, heads that lie in one place and rows in reverse give what contiguous tensors give."""
     rng = np.random.default_rng(7)
-    bits = (rng.standard_normal((1, 2, 100, 68)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    bits = round_to(rng.standard_normal((1, 2, 100, 68)), "bf16")
     engine = EmulatedEngine()
     odd = bits[..., :64]
     shared = np.broadcast_to(odd[:, :1], odd.shape)
@@ -185,7 +185,7 @@ def test_strides_that_tma_cannot_take_are_copied() -> None:
 def test_rows_of_all_heads_side_by_side_are_read_in_place() -> None:
     """[B, N, H, d] as it comes from a projection: the address in the maps is that of the tensor."""
     rng = np.random.default_rng(8)
-    bits = (rng.standard_normal((1, 100, 2, 64)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    bits = round_to(rng.standard_normal((1, 100, 2, 64)), "bf16")
     engine = EmulatedEngine()
     copies: list[Tensor] = []
     contiguous = engine.contiguous

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from ..errors import UsageError
-from ..spec.features import ScoreMod, Table, TableDtype, Window
+from ..spec.features import ScoreMod, TableDtype, Window
 
 
 class Anchor(str, Enum):
@@ -90,17 +90,12 @@ def _window(text: str) -> Window:
 
 def _score_mod(text: str, tables: str) -> ScoreMod | None:
     """The formula in its one spelling, with the tensors that it reads."""
-    from ..score_mod import parse
-
     said = dict(_table(each.strip()) for each in tables.split(",") if each.strip())
-    formula = parse(text) if text else None
-    unread = said.keys() - (formula.tensors if formula else {})
+    mod = ScoreMod.of(text, lambda name: said.get(name, {})) if text else None
+    unread = said.keys() - {table.name for table in mod.tables} if mod else said.keys()
     if unread:
         raise UsageError(f"--tables {tables}: --score-mod reads no {' and no '.join(sorted(unread))}.")
-    if formula is None:
-        return None
-    read = (Table(name=name, rank=rank, **said.get(name, {})) for name, rank in formula.tensors.items())
-    return ScoreMod(text=formula.text, tables=tuple(read))
+    return mod
 
 
 def _table(text: str) -> tuple[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from .async_copy import CopyQueue
 from .counters import Counters
 from .emitter import Binding, Lowered
 from .group_products import GroupProducts
+from .group_tiles import WARPGROUP
 from .mbarriers import Mbarriers
 from .memory import ITEM_TYPES, GlobalMemory
 from .namespace import NAMES
@@ -27,9 +28,6 @@ Array: TypeAlias = "NDArray[Any]"
 
 END = 1 << 30
 """Program counter of a thread that has exited."""
-
-WARPGROUP = 128
-"""Threads that execute wgmma and setmaxnreg together."""
 
 _ROWS = 64  # arrays of one width that are allocated at a time
 
@@ -138,9 +136,12 @@ class Batch:
 
     def register(self, name: str) -> Array:
         """The array of a register of 32 bits that outlives its block."""
-        whole = self._registers.get((4, name))
+        return self._register(4, name)
+
+    def _register(self, width: int, key: str | int) -> Array:
+        whole = self._registers.get((width, key))
         if whole is None:
-            whole = self._registers[4, name] = self._row(4)
+            whole = self._registers[width, key] = self._row(width)
         return whole
 
     def special(self, name: str) -> Array:
@@ -157,10 +158,7 @@ class Batch:
                 return array.astype(code)
             width = 4
         else:
-            whole = self._registers.get((width, key))
-            if whole is None:
-                whole = self._registers[width, key] = self._row(width)
-            array = whole[low:high]
+            array = self._register(width, key)[low:high]
         if code == "b1":
             return array
         view: Array = array.view(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -27,46 +27,28 @@ def load_tile(
     access: Access, tensor: Array, corner: Sequence[Array], target: Array, barrier: Array, lanes: Array | None, at: int
 ) -> None:
     """cp.async.bulk.tensor from global to shared memory: elements outside the tensor become zero."""
-    places = mbarrier_places(access, barrier, lanes, at)
-    for k, lane in enumerate(access.active(lanes).tolist()):
-        transfer = _tile(access, tensor, corner, target, lane, at)
-        transfer.mbarrier = int(places[k])
-        _count_load(access, transfer)
-        access.batch.transfers.load(transfer)
+    _load(access, barrier, lanes, at, lambda lane: _tile(access, tensor, corner, target, False, lane, at))
 
 
 def store_tile(
     access: Access, tensor: Array, corner: Sequence[Array], source: Array, adds: bool, lanes: Array | None, at: int
 ) -> None:
     """cp.async.bulk.tensor and cp.reduce.async.bulk.tensor from shared to global memory, cut at the tensor's edges."""
-    for lane in access.active(lanes).tolist():
-        transfer = _tile(access, tensor, corner, source, lane, at)
-        transfer.adds = adds
-        _count_store(access, transfer)
-        access.batch.transfers.store(transfer)
+    _store(access, lanes, lambda lane: _tile(access, tensor, corner, source, adds, lane, at))
 
 
 def load_line(
     access: Access, target: Array, source: Array, size: Array, barrier: Array, lanes: Array | None, at: int
 ) -> None:
     """cp.async.bulk from global to shared memory."""
-    places = mbarrier_places(access, barrier, lanes, at)
-    for k, lane in enumerate(access.active(lanes).tolist()):
-        transfer = _line(access, target, source, size, lane, at)
-        transfer.mbarrier = int(places[k])
-        _count_load(access, transfer)
-        access.batch.transfers.load(transfer)
+    _load(access, barrier, lanes, at, lambda lane: _line(access, target, source, size, False, lane, at))
 
 
 def store_line(
     access: Access, target: Array, source: Array, size: Array, adds: bool, lanes: Array | None, at: int
 ) -> None:
     """cp.async.bulk and cp.reduce.async.bulk from shared to global memory."""
-    for lane in access.active(lanes).tolist():
-        transfer = _line(access, source, target, size, lane, at)
-        transfer.adds = adds
-        _count_store(access, transfer)
-        access.batch.transfers.store(transfer)
+    _store(access, lanes, lambda lane: _line(access, source, target, size, adds, lane, at))
 
 
 def commit_bulk(access: Access, lanes: Array | None) -> None:
@@ -79,6 +61,27 @@ def wait_for_bulk(access: Access, pending: int, lanes: Array | None) -> None:
     access.batch.transfers.wait(access.threads(lanes), pending)
 
 
+# ---- issue
+
+
+def _load(access: Access, barrier: Array, lanes: Array | None, at: int, copy_of: Callable[[int], Transfer]) -> None:
+    """Issue the loads of the active lanes; all their barriers must exist before any begins."""
+    places = mbarrier_places(access, barrier, lanes, at)
+    for lane, place in zip(access.active(lanes).tolist(), places.tolist(), strict=True):
+        transfer = copy_of(lane)
+        transfer.mbarrier = place
+        _count_load(access, transfer)
+        access.batch.transfers.load(transfer)
+
+
+def _store(access: Access, lanes: Array | None, copy_of: Callable[[int], Transfer]) -> None:
+    """Issue the stores and reductions of the active lanes."""
+    for lane in access.active(lanes).tolist():
+        transfer = copy_of(lane)
+        _count_store(access, transfer)
+        access.batch.transfers.store(transfer)
+
+
 # ---- what a copy moves
 
 
@@ -86,8 +89,12 @@ def _of_lane(values: Array, lane: int) -> int:
     return int(values[lane] if values.ndim else values)
 
 
-def _tile(access: Access, tensor: Array, corner: Sequence[Array], shared: Array, lane: int, at: int) -> Transfer:
+def _tile(
+    access: Access, tensor: Array, corner: Sequence[Array], shared: Array, adds: bool, lane: int, at: int
+) -> Transfer:
     map_ = _map_at(access, _of_lane(tensor, lane), lane, at)
+    if adds and map_.dtype != "f32":
+        _fail(access, EmulatorError, lane, at, f"sums of {map_.dtype} are not implemented")
     if len(corner) != len(map_.shape):
         _fail(
             access, EmulatorError, lane, at, f"{len(corner)} coordinates for a tensor of {len(map_.shape)} dimensions"
@@ -98,20 +105,22 @@ def _tile(access: Access, tensor: Array, corner: Sequence[Array], shared: Array,
         _fail(access, Misaligned, lane, at, f"shared address {start:#x} is no multiple of {_TILE_ALIGNMENT}")
     _check_shared(access, start, map_.box_bytes, lane, at)
     offsets = swizzled(start + size * np.arange(outside.size), map_.swizzle)
-    return _transfer(access, size, offsets, outside, inside, lane, at)
+    return _transfer(access, size, offsets, outside, inside, adds, lane, at)
 
 
-def _line(access: Access, shared: Array, outside: Array, size: Array, lane: int, at: int) -> Transfer:
+def _line(access: Access, shared: Array, outside: Array, size: Array, adds: bool, lane: int, at: int) -> Transfer:
     start, address, count = _of_lane(shared, lane), _of_lane(outside, lane), _of_lane(size, lane)
     if start % _LINE_ALIGNMENT or address % _LINE_ALIGNMENT or count % _LINE_ALIGNMENT:
         text = f"shared address {start:#x}, global address {address:#x} and size {count} must be multiples of 16"
         _fail(access, Misaligned, lane, at, text)
     _check_shared(access, start, count, lane, at)
     steps = np.arange(0, count, 16)
-    return _transfer(access, 16, start + steps, address + steps, np.ones(steps.size, bool), lane, at)
+    return _transfer(access, 16, start + steps, address + steps, np.ones(steps.size, bool), adds, lane, at)
 
 
-def _transfer(access: Access, size: int, shared: Array, outside: Array, inside: Array, lane: int, at: int) -> Transfer:
+def _transfer(
+    access: Access, size: int, shared: Array, outside: Array, inside: Array, adds: bool, lane: int, at: int
+) -> Transfer:
     thread, batch = access.low + lane, access.batch
     base = int(batch.shared_base[thread])
     offsets = outside - BASE
@@ -119,7 +128,7 @@ def _transfer(access: Access, size: int, shared: Array, outside: Array, inside: 
     if not found.all():
         where = int(outside[inside][~found][0])
         _fail(access, OutOfBounds, lane, at, f"address {where:#x} ({size} bytes) is {batch.memory.describe(where)}")
-    return Transfer(thread, at, size, shared + base, offsets, inside)
+    return Transfer(thread, at, size, shared + base, offsets, inside, adds=adds)
 
 
 def _map_at(access: Access, address: int, lane: int, at: int) -> TensorMap:

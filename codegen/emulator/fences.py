@@ -37,7 +37,8 @@ def _through(block: Block, unfenced: set[str], watched: set[str], found: dict[in
         if instruction.base != "wgmma":
             unfenced |= watched.intersection(names_written(instruction))
         elif instruction.modifiers[0] == "fence":
-            unfenced = set()
+            if instruction.guard is None:  # else it may not happen
+                unfenced = set()
         else:
             bare = sorted(unfenced.intersection(names_in_flight(instruction)))
             if bare:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .access import Access
 from .errors import DivergentBarrier, EmulatorError, OutOfBounds
-from .group_tiles import ROWS, left_operand, left_operand_of_registers, registers_of, right_operand
+from .group_tiles import ROWS, WARPGROUP, left_operand, left_operand_of_registers, registers_of, right_operand
 from .matrix_descriptor import chunk_addresses, descriptor_is_plain
 from .tensor import WIDEN
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "NDArray[Any]"
 
-_WARPGROUP = 128
 _LANDED = -1
 
 
@@ -81,7 +80,7 @@ class GroupProducts:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._group = np.zeros(-(-batch.threads // _WARPGROUP), "i4")
+        self._group = np.zeros(-(-batch.threads // WARPGROUP), "i4")
         self._issued: list[_Product] = []
         self._sums: dict[tuple[str, ...], _Sums] = {}
 
@@ -112,14 +111,13 @@ class GroupProducts:
 
     def _show(self, order: OrderDetector, product: _Product) -> None:
         """Tell the race detector what is read."""
-        batch, operands = self._batch, product.operands
-        addresses = [chunk_addresses(product.b, 2 * len(operands.D), operands.transposed[1])]
+        operands = product.operands
+        offsets = [self._offsets(product, product.b, 2 * len(operands.D), operands.transposed[1])]
         if not operands.A:
-            addresses.append(chunk_addresses(product.a, ROWS, operands.transposed[0]))
+            offsets.append(self._offsets(product, product.a, ROWS, operands.transposed[0]))
         for k, warpgroup in enumerate(product.warpgroups.tolist()):
-            base = int(batch.shared_base[warpgroup * _WARPGROUP])
-            offsets = np.concatenate([part[k].reshape(-1) for part in addresses]) + base
-            order.product(warpgroup, offsets, int(product.group[k]), product.at)
+            touched = np.concatenate([part[k].reshape(-1) for part in offsets])
+            order.product(warpgroup, touched, int(product.group[k]), product.at)
 
     def commit(self, warpgroups: Array) -> None:
         """Close the current groups."""
@@ -189,29 +187,34 @@ class GroupProducts:
         elif not first.adds.any():
             values[:, lanes] = sums
         else:
-            adds = np.repeat(first.adds, _WARPGROUP)
+            adds = np.repeat(first.adds, WARPGROUP)
             values[:, lanes] = np.where(adds, values[:, lanes], 0) + sums
 
     def _chunks(self, product: _Product, descriptors: Array, extent: int, transposed: bool) -> Array:
         """The 16-byte chunks of an operand, as they lie."""
+        offsets = self._offsets(product, descriptors, extent, transposed)
+        chunks: Array = self._batch.shared_views[16].take(offsets >> 4)
+        return chunks
+
+    def _offsets(self, product: _Product, descriptors: Array, extent: int, transposed: bool) -> Array:
+        """Where the chunks of an operand lie in the shared memory of the batch."""
         batch = self._batch
         address = chunk_addresses(descriptors, extent, transposed)
-        if int(address.min()) < 0 or int(address.max()) + 16 > batch.shared_bytes:
+        if int(address.max()) + 16 > batch.shared_bytes:
             raise OutOfBounds(
                 f"{batch.program.instructions[product.at]}: the descriptor names addresses {int(address.min()):#x} to "
                 f"{int(address.max()) + 16:#x}; the block has {batch.shared_bytes} bytes of shared memory"
             )
-        address += batch.shared_base[product.warpgroups * _WARPGROUP][:, None, None]
-        chunks: Array = batch.shared_views[16].take(address >> 4)
-        return chunks
+        offsets: Array = address + batch.shared_base[product.warpgroups * WARPGROUP][:, None, None]
+        return offsets
 
 
 def _lanes(warpgroups: Array) -> slice | Array:
     """Threads of these warpgroups: a slice if they lie side by side."""
     first, last = int(warpgroups[0]), int(warpgroups[-1])
     if last - first + 1 == warpgroups.size:
-        return slice(_WARPGROUP * first, _WARPGROUP * (last + 1))
-    return (_WARPGROUP * warpgroups[:, None] + np.arange(_WARPGROUP)).reshape(-1)
+        return slice(WARPGROUP * first, WARPGROUP * (last + 1))
+    return (WARPGROUP * warpgroups[:, None] + np.arange(WARPGROUP)).reshape(-1)
 
 
 # ---- what generated code calls
@@ -224,7 +227,7 @@ def issue_product(
     warpgroups = _warpgroups(access, mask, at)
     if not warpgroups.size:
         return
-    lanes = warpgroups * _WARPGROUP - access.low
+    lanes = warpgroups * WARPGROUP - access.low
     first, second = (np.broadcast_to(x if x is not None else b, access.n)[lanes].astype("u8") for x in (a, b))
     if not (descriptor_is_plain(second) and (a is None or descriptor_is_plain(first))):
         text = "descriptors with a base offset, or that differ in their swizzle, are not implemented"
@@ -244,17 +247,18 @@ def wait_for_products(access: Access, pending: int, mask: Array | None, at: int)
 
 def _warpgroups(access: Access, mask: Array | None, at: int) -> Array:
     """The warpgroups that are active, which must be whole."""
-    first, last = access.low // _WARPGROUP, -(-access.high // _WARPGROUP)
-    whole = first * _WARPGROUP == access.low and last * _WARPGROUP == access.high
+    first, last = access.low // WARPGROUP, -(-access.high // WARPGROUP)
+    whole = first * WARPGROUP == access.low and last * WARPGROUP == access.high
     if mask is None and whole:
         return np.arange(first, last)
-    active = np.zeros((last - first) * _WARPGROUP, bool)
-    start = access.low - first * _WARPGROUP
+    active = np.zeros((last - first) * WARPGROUP, bool)
+    start = access.low - first * WARPGROUP
     active[start : start + access.n] = True if mask is None else mask
-    by_group = active.reshape(-1, _WARPGROUP)
+    by_group = active.reshape(-1, WARPGROUP)
     part = by_group.any(1) & ~by_group.all(1)
     if part.any():
-        thread = first * _WARPGROUP + int(np.flatnonzero(active)[0])
+        bad = int(part.argmax())
+        thread = (first + bad) * WARPGROUP + int(by_group[bad].argmax())
         where = access.batch.describe_thread(thread)
         text = "only a part of the warpgroup executes it together"
         raise DivergentBarrier(f"{access.batch.program.instructions[at]}\n  {where}: {text}")

@@ -18,6 +18,9 @@ Widen: TypeAlias = "Callable[[Array], Array]"
 ROWS = 64
 """Rows of A and of the sums."""
 
+WARPGROUP = 128
+"""Threads that execute wgmma and setmaxnreg together."""
+
 _ITEM = np.dtype("c16")  # 16 bytes: 8 numbers of an operand, or what four lanes hold of a register
 
 

@@ -89,23 +89,26 @@ def read_instruction(text: str, line: int, index: int) -> Instruction:
         negated, guard, rest = bool(found.group(1)), found.group(2), text[found.end() :]
     words = rest.split(None, 1)
     opcode = _read_opcode(words[0])
-    operands = _read_operands(words[1], line) if len(words) > 1 else ()
+    operands = _read_operands(words[1]) if len(words) > 1 else ()
     return Instruction(index, line, text, opcode, guard, negated, operands)
 
 
-def _read_operands(text: str, line: int) -> tuple[Operand, ...]:
+def _names(text: str) -> tuple[str, ...]:
+    return tuple([name.strip() for name in text.split(",")])
+
+
+def _read_operands(text: str) -> tuple[Operand, ...]:
     if "[" not in text and "{" not in text:
-        return tuple([item.strip() for item in text.split(",")])
+        return _names(text)
     operands: list[Operand] = []
     for item in _SPLIT.findall(text):
         if item[0] == "{":
-            operands.append(tuple([part.strip() for part in item[1:-1].split(",")]))
+            operands.append(_names(item[1:-1]))
         elif item[0] == "[":
             found = _ADDRESS.match(item)
             tensor = _TENSOR.match(item) if found is None else None
             if tensor is not None:
-                corner = tuple([part.strip() for part in tensor.group(2).split(",")])
-                operands.append(TensorAddress(Address(tensor.group(1), 0), corner))
+                operands.append(TensorAddress(Address(tensor.group(1), 0), _names(tensor.group(2))))
                 continue
             if found is None:
                 operands.append(item)  # a form that only its own instruction understands

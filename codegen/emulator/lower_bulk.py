@@ -26,7 +26,7 @@ def lower_bulk(e: Emitter, i: Instruction) -> None:
     if "prefetch" in flags:
         return
     reduces = flags[0] == "reduce"
-    # only sums of float32 are implemented, and with a tensor map the type is the map's
+    # only sums of float32 are implemented; with a tensor map the type is the map's, known when it is read
     wrong = reduces and ("add" not in flags or ("tensor" not in flags and flags[-1] != "f32"))
     if wrong or any(flag not in _KNOWN for flag in flags) or (not reduces and is_float(flags[-1])):
         e.unknown(i, "this form")

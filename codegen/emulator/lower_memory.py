@@ -154,8 +154,8 @@ def lower_copy(e: Emitter, i: Instruction) -> None:
 
 
 def lower_fence(e: Emitter, i: Instruction) -> None:
-    """Fences: only what they say to the asynchronous proxy matters, and only to the race detector."""
-    if i.modifiers[:1] == ("proxy",) and i.modifiers[1].startswith("async"):
+    """Fences: only what they say to the asynchronous proxy of shared memory matters, and only to the race detector."""
+    if i.modifiers[:1] == ("proxy",) and i.modifiers[1].startswith("async") and "global" not in i.modifiers:
         e.emit(f"fence_proxy(W, {e.lanes})")
 
 

@@ -73,15 +73,11 @@ class Mbarriers:
         return None
 
     def arrive(self, at: int, count: int, size: int) -> str | None:
-        """Expect bytes, then arrive; says what is wrong, if anything."""
-        self._bytes[at] += size
+        """Arrive and expect bytes, as one; says what is wrong, if anything."""
         self._pending[at] -= count
         if self._pending[at] < 0:
             return f"more arrivals than the count of {int(self._count[at])}"
-        if int(self._bytes[at]) > LIMIT:
-            return f"{int(self._bytes[at])} bytes pending; an mbarrier counts up to {LIMIT}"
-        self._complete(at)
-        return None
+        return self.expect(at, size)
 
     def _complete(self, at: int) -> None:
         self._batch.writes += 1

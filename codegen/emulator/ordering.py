@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .clocks import Clocks
 from .errors import Uninitialised
-from .race_log import RaceLog
+from .race_log import Detector, overruled
 from .shadow import FOREVER, Shadow
 
 if TYPE_CHECKING:
@@ -35,12 +35,8 @@ class _Reading:
     where: Array
 
 
-class OrderDetector:
+class OrderDetector(Detector):
     """Happens-before between the warps of each block of a batch and what they have set going."""
-
-    def __init__(self, granule: int) -> None:
-        self.granule = granule
-        self.log = RaceLog()
 
     def start(self, batch: Batch) -> None:
         """Forget everything: a batch begins with new blocks."""
@@ -86,7 +82,8 @@ class OrderDetector:
         """Check and remember atomics, which do not race with each other."""
         where, warp = self._granules(offset, size, threads)
         others = np.flatnonzero(~self._shadow.atomic[where])
-        self._check_write(where[others], warp[others], at, None)
+        self._check_writes_before(where[others], warp[others], at, None)
+        self._check_reads_before(where, warp, at)
         self._shadow.note_write(where, self._own[warp], self.clocks.now(warp), at)
         self._shadow.atomic[where] = True
 
@@ -131,26 +128,18 @@ class OrderDetector:
 
     def finished(self, done: Callable[[tuple[str, int], int], bool]) -> None:
         """Operations are over, those for whose owner and group `done` is true: their warps have read just now."""
-        kept = [reading for reading in self._reading if not done(reading.owner, reading.group)]
-        if len(kept) == len(self._reading):
-            return
+        over: list[_Reading] = []
+        kept: list[_Reading] = []
         for reading in self._reading:
-            if done(reading.owner, reading.group):
-                for warp, time in zip(self._own[reading.warps].tolist(), self.clocks.now(reading.warps), strict=True):
-                    self._shadow.read[reading.where, warp] = time
+            (over if done(reading.owner, reading.group) else kept).append(reading)
+        if not over:
+            return
+        for reading in over:
+            for warp, time in zip(self._own[reading.warps].tolist(), self.clocks.now(reading.warps), strict=True):
+                self._shadow.read[reading.where, warp] = time
         for reading in kept:  # others may still read the same granules
             self._shadow.read[reading.where[:, None], self._own[reading.warps]] = FOREVER
         self._reading = kept
-
-    # ---- granules
-
-    def _granules(self, offset: Array, size: int, threads: Array) -> tuple[Array, Array]:
-        """Granules touched, and the warp (number in the batch) that touches each."""
-        first, warp = offset // self.granule, threads >> 5
-        parts = size // self.granule
-        if parts <= 1:
-            return first, warp
-        return (first[:, None] + np.arange(parts)).reshape(-1), np.repeat(warp, parts)
 
     def _touched(self, offsets: Array, size: int) -> Array:
         parts = max(1, size // self.granule)
@@ -165,24 +154,27 @@ class OrderDetector:
         self._report_writes("RAW", where[index], warp[index], at)
 
     def _check_write(self, where: Array, warp: Array, at: int, pieces: Array | None) -> None:
-        shadow, clocks = self._shadow, self.clocks.known[0]
-        index = shadow.unordered_writes(where, clocks, warp)
+        self._check_writes_before(where, warp, at, pieces)
+        self._check_reads_before(where, warp, at)
+
+    def _check_writes_before(self, where: Array, warp: Array, at: int, pieces: Array | None) -> None:
+        index = self._shadow.unordered_writes(where, self.clocks.known[0], warp)
         if index.size and pieces is not None:
             here = self._batch.shared.reshape(-1, self.granule)[:, : pieces.shape[1]]
             index = index[(here[where[index]] != pieces[index]).any(1)]
         self._report_writes("WAW", where[index], warp[index], at)
-        index, reader = shadow.unordered_reads(where, clocks, warp)
+
+    def _check_reads_before(self, where: Array, warp: Array, at: int) -> None:
+        index, reader = self._shadow.unordered_reads(where, self.clocks.known[0], warp)
         if index.size:
-            self._report("WAR", where[index], shadow.read_at[where[index], reader], reader, warp[index], at)
+            self._report("WAR", where[index], self._shadow.read_at[where[index], reader], reader, warp[index], at)
 
     def _check_rivals(self, where: Array, warp: Array, at: int, pieces: Array) -> None:
         """Warps that write different values to the same granule in one and the same instruction."""
         lost = np.flatnonzero(self._shadow.writer[where] != self._own[warp])
         if not lost.size:
             return
-        order = np.argsort(where, kind="stable")
-        winner = order[np.searchsorted(where[order], where[lost], "right") - 1]
-        lost = lost[(pieces[winner] != pieces[lost]).any(1)]
+        lost = overruled(where, lost, pieces)
         self._report_writes("WAW", where[lost], warp[lost], at)
 
     def _report_writes(self, kind: str, where: Array, warp: Array, at: int) -> None:

@@ -1,9 +1,10 @@
-"""Collect races for the report: all are counted, and a few of each pair of instructions are kept."""
+"""What race detectors share: granules of shared memory, and a log that counts races and keeps a few of each pair."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .report import Race
@@ -44,3 +45,27 @@ class RaceLog:
                 block, address = divmod(place, batch.shared_stride)
                 x, y, z = (int(v) for v in batch.block_ids[block])
                 self.races.append(Race(kind, address, (x, y, z), then, now, (early, late)))
+
+
+class Detector:
+    """What detectors have in common: shared memory cut into granules, and a log."""
+
+    def __init__(self, granule: int) -> None:
+        self.granule = granule
+        self.log = RaceLog()
+
+    def _granules(self, offset: Array, size: int, threads: Array) -> tuple[Array, Array]:
+        """Granules touched, and the warp (number in the batch) that touches each."""
+        first, warp = offset // self.granule, threads >> 5
+        parts = size // self.granule
+        if parts <= 1:
+            return first, warp
+        return (first[:, None] + np.arange(parts)).reshape(-1), np.repeat(warp, parts)
+
+
+def overruled(where: Array, lost: Array, pieces: Array) -> Array:
+    """Which of the lost writes of one instruction wanted another value than the last write to the same granule."""
+    order = np.argsort(where, kind="stable")
+    winner = order[np.searchsorted(where[order], where[lost], "right") - 1]
+    wrong: Array = lost[(pieces[winner] != pieces[lost]).any(1)]
+    return wrong

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import Uninitialised
-from .race_log import RaceLog
+from .race_log import Detector, overruled
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -26,12 +26,8 @@ _AT = 8
 _WARP_MASK = 0xFF
 
 
-class RaceDetector:
+class RaceDetector(Detector):
     """Happens-before between the warps of each block of a batch."""
-
-    def __init__(self, granule: int) -> None:
-        self.granule = granule
-        self.log = RaceLog()
 
     def start(self, batch: Batch) -> None:
         """Forget everything: a batch begins with new blocks."""
@@ -128,15 +124,7 @@ class RaceDetector:
         self._clock[warps, self._own[warps]] += 1
         self._changed()
 
-    # ---- granules
-
-    def _granules(self, offset: Array, size: int, threads: Array) -> tuple[Array, Array]:
-        """Granules touched, and the warp (number in the batch) that touches each."""
-        first, warp = offset // self.granule, threads >> 5
-        parts = size // self.granule
-        if parts <= 1:
-            return first, warp
-        return (first[:, None] + np.arange(parts)).reshape(-1), np.repeat(warp, parts)
+    # ---- memories of granules
 
     def _stamp(self, warp: Array, at: int) -> Array:
         own = self._own[warp]
@@ -183,9 +171,7 @@ class RaceDetector:
         last = self._write[where]
         lost = np.flatnonzero(last & _WARP_MASK != self._own[warp])
         if lost.size and pieces is not None:
-            order = np.argsort(where, kind="stable")
-            winner = order[np.searchsorted(where[order], where[lost], "right") - 1]
-            lost = lost[(pieces[winner] != pieces[lost]).any(1)]
+            lost = overruled(where, lost, pieces)
         if lost.size:
             self._report("WAW", where[lost], warp[lost], last[lost], at)
 

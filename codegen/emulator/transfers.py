@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import EmulatorError
+
 if TYPE_CHECKING:
     from .batch import Batch
 
@@ -90,7 +92,9 @@ class Transfers:
         items = batch.memory.views[size].take(np.where(transfer.inside, transfer.outside, 0) // size)
         items[~transfer.inside] = 0
         batch.shared_views[size][transfer.shared // size] = items
-        batch.mbarriers.expect(transfer.mbarrier, -size * transfer.shared.size)
+        wrong = batch.mbarriers.expect(transfer.mbarrier, -size * transfer.shared.size)
+        if wrong:
+            raise EmulatorError(f"{batch.program.instructions[transfer.at]}: {wrong}")
 
     # ---- stores
 
@@ -138,9 +142,7 @@ class Transfers:
         np.add.at(batch.memory.views[4].view("f4"), where, batch.shared_views[4].view("f4")[what])
 
     def finish(self) -> None:
-        """All threads have exited: what is still in flight happens now."""
-        while self.deliver():
-            pass
+        """All threads have exited and all loads have arrived: the stores still in flight happen now."""
         for transfer in self._stores:
             self._write(transfer)
         self._stores.clear()

@@ -8,12 +8,13 @@ from functools import cache, lru_cache
 from typing import Any
 
 from ..errors import LaunchError
+from ..spec.kernel import ARG_BYTES, TENSOR_MAP
 from ..spec.problem import Dtype
+from ..spec.warpgroup_shape import PANEL, PANEL_ROW
 from .engine import Tensor
 
-COLUMNS = 64  # of a box: rows of 128 bytes, the span of the swizzle
-SWIZZLE = 128  # bytes
-MAP_BYTES = 128
+SWIZZLE = PANEL_ROW  # bytes
+MAP_BYTES = ARG_BYTES[TENSOR_MAP]
 MAX_STRIDE = 1 << 40  # bytes
 
 # CUtensorMapDataType, and what is constant here: no interleaving, a swizzle of 128 bytes, L2 sectors of 256 bytes are
@@ -53,10 +54,10 @@ def boxes_of(tensor: Tensor, dtype: Dtype, rows: int) -> Boxes:
     size = tensor.dtype.itemsize
     # Nobody steps along a dimension of one, whose stride may be anything.
     outer = [
-        stride * size if n > 1 else COLUMNS * size
+        stride * size if n > 1 else PANEL * size
         for n, stride in zip(tensor.shape[:-1], tensor.strides[:-1], strict=True)
     ]
-    return Boxes(tensor.address, dtype, tensor.shape[::-1], tuple(outer[::-1]), (COLUMNS, rows, 1, 1))
+    return Boxes(tensor.address, dtype, tensor.shape[::-1], tuple(outer[::-1]), (PANEL, rows, 1, 1))
 
 
 @lru_cache(maxsize=4096)

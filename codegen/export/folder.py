@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from ..spec.kernel import KERNELS
+from ..whole_file import write_whole
 from .cuda import MARK
 from .launches import FILE, MADE_BY
 
@@ -28,7 +27,7 @@ def write_files(folder: Path, files: Mapping[str, bytes], *, force: bool = False
         if not force:
             _refuse_foreign(folder, files, before)
         for name, data in files.items():
-            _replace(folder / name, data)
+            write_whole(folder / name, data)
         for name in replaced - set(files):  # a cubin that the description named before, and does not now
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
@@ -73,15 +72,3 @@ def _cubins(described: Mapping[str, Any]) -> frozenset[str]:
     """The files of machine code that a description names."""
     named = {launch.get("cubin") for launch in described.get("launches", ())}
     return frozenset(f"{kernel}.cubin" for kernel in KERNELS if f"{kernel}.cubin" in named)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -23,7 +23,7 @@ from ..errors import LaunchError, UsageError
 from ..render import Source
 from ..run import Extras, Forward, run_backward, run_forward
 from ..spec.dtype import stored_as
-from ..spec.kernel import ARG_BYTES, SIGNATURES, Arg, KernelName
+from ..spec.kernel import ARG_BYTES, HOPPER, SIGNATURES, Arg, KernelName
 from ..spec.problem import Pass, Problem
 from .expression import Expression
 from .plan import Field, Launch, Parameter, Plan, Temporary
@@ -87,6 +87,8 @@ def _c_name(name: str) -> str:
 
 def _check_parameters(source: Source) -> None:
     """Raise UsageError unless all parameters are those of plain, causal or windowed attention."""
+    if source.spec.kernel in HOPPER:
+        raise UsageError(f"{source.spec.key} takes tensor maps, which an exported launcher cannot encode. Use forward.")
     known = {(arg.name, arg.type) for arg in SIGNATURES[source.spec.kernel]} | OF_WINDOWS
     for arg in source.spec.signature:
         if (arg.name, arg.type) not in known:

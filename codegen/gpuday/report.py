@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from ..whole_file import write_whole
 
 State = dict[str, Any]
 Found = Any
@@ -15,10 +15,7 @@ Found = Any
 
 def write_markdown(folder: Path, state: State) -> None:
     """report.md beside report.json; old file or new file."""
-    handle, temporary = tempfile.mkstemp(prefix=".report-", dir=folder)
-    with os.fdopen(handle, "w") as file:
-        file.write(markdown(state))
-    os.replace(temporary, folder / "report.md")
+    write_whole(folder / "report.md", markdown(state).encode())
 
 
 def markdown(state: State) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..whole_file import write_whole
 from .plan import Part, Status
 
 REPORT = "report.json"
@@ -110,11 +111,7 @@ def read_state(folder: Path) -> State:
 def write_state(folder: Path, state: State) -> None:
     """Old file or new file, never half."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".report-", dir=folder)
-    with os.fdopen(handle, "w") as file:
-        json.dump(state, file, indent=1)
-        file.write("\n")
-    os.replace(temporary, folder / REPORT)
+    write_whole(folder / REPORT, f"{json.dumps(state, indent=1)}\n".encode())
 
 
 def _is_another(before: State, now: State) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..run import KEEP_ALL
+from ..philox import KEEP_ALL
 from ..spec.features import ScoreMod, Window
 
 

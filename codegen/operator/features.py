@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import BadProblem, UsageError
 from ..run import keep_below
-from ..score_mod import ALIBI, compose, softcap
+from ..score_mod import ALIBI, MAX_RANK, compose, softcap, table_name
 from ..spec.features import ScoreMod, Table, TableDtype, check_anchor
 from .added import Added
 from .inputs import check_tensor
@@ -27,7 +27,7 @@ from .scores import wide_dtype
 if TYPE_CHECKING:
     from .tiled import Gradients
 
-TABLE = "table_"
+TABLE = table_name("")
 TABLE_DTYPES: dict[torch.dtype, TableDtype] = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # others: float32
 SLOPES, BIAS = "alibi_slopes", "additive_bias"  # tables of alibi_slopes and bias, and of nothing else
 MAX_COUNTED = 2**24  # rows or keys that score_mod can tell apart as numbers: float32 counts no further
@@ -129,8 +129,10 @@ def _checked_tables(tables: Mapping[str, Tensor], q: Tensor) -> Mapping[str, Ten
         check_tensor(shown, table, q)
         if name in (SLOPES, BIAS):
             raise UsageError(f"{shown}: the name is that of an argument of its own; give the tensor another.")
-        if not 1 <= table.dim() <= 4 or table.numel() == 0:
-            raise UsageError(f"{shown} has shape {tuple(table.shape)}: 1 to 4 dimensions of 1 or more are needed.")
+        if not 1 <= table.dim() <= MAX_RANK or table.numel() == 0:
+            raise UsageError(
+                f"{shown} has shape {tuple(table.shape)}: 1 to {MAX_RANK} dimensions of 1 or more are needed."
+            )
     return tables
 
 

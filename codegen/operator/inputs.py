@@ -31,15 +31,21 @@ def check_are_tensors(dims: tuple[int, ...] = (4,), **tensors: object) -> None:
     for name, x in tensors.items():
         if isinstance(x, Tensor) and x.layout is torch.strided and x.dim() in dims and not x.is_meta:
             continue
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is {type(x).__name__}, not a torch.Tensor.")
-        if x.is_meta:
-            raise TypeError(f"{name} is on the meta device: it has a shape and no numbers. Make it on a real device.")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} has layout {x.layout}; attention takes dense tensors (torch.strided).")
+        x = _dense(name, x)
         if x.dim() not in dims:
             needed = " or ".join(map(str, dims))
             raise UsageError(f"{name} has shape {tuple(x.shape)}: {needed} dimensions are needed, d last.")
+
+
+def _dense(name: str, x: object) -> Tensor:
+    """x itself. Raises TypeError unless it is a dense tensor that holds numbers."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {type(x).__name__}, not a torch.Tensor.")
+    if x.is_meta:
+        raise TypeError(f"{name} is on the meta device: it has a shape and no numbers. Make it on a real device.")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}; attention takes dense tensors (torch.strided).")
+    return x
 
 
 def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -63,10 +69,7 @@ def check_tensor(
 
     float64 goes with q of float64. Raises TypeError for the first two, UsageError for the others.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is {type(x).__name__}, not a torch.Tensor.")
-    if x.layout != torch.strided:
-        raise TypeError(f"{name} has layout {x.layout}; attention takes dense tensors (torch.strided).")
+    x = _dense(name, x)
     if x.dtype not in dtypes:
         remedy = ""
         if torch.int32 in dtypes and not x.is_floating_point():

@@ -20,8 +20,9 @@ from ..engines.torch_tensors import TorchEngine, torch_engine
 from ..forms import KERNELS_OF, Choice, Form
 from ..load import load_best, pass_form
 from ..render import render
+from ..run import NAMED, Extras, Forward, run_backward, run_forward
 from ..run import NOTHING as NO_EXTRAS
-from ..run import Extras, Forward, run_backward, run_forward
+from ..score_mod import table_name
 from ..spec.features import Lengths
 from ..spec.gpu import served_gpu
 from ..spec.kernel import KernelName, KernelSpec
@@ -126,8 +127,8 @@ def _gradients(found: Sequence[Tensor | None], added: Added) -> Gradients:
 
 def _tensors(added: Added) -> dict[str, Tensor]:
     """The tensors of the features by the names of the kernels' parameters."""
-    named = {"cu_q": added.cu_q, "cu_k": added.cu_k, "k_lens": added.k_lens, "sinks": added.sinks, "rng": added.rng}
-    tables = {f"table_{name}": table for name, table in added.tables.items()}
+    named = {name: getattr(added, name) for name in NAMED}
+    tables = {table_name(name): table for name, table in added.tables.items()}
     return {**{name: x.contiguous() for name, x in named.items() if x is not None}, **tables}
 
 
@@ -148,7 +149,7 @@ def _extras(added: Added, problem: Problem, engine: Engine, x: Mapping[str, Engi
     return Extras(
         left=left, right=right, cu_q=x.get("cu_q"), cu_k=x.get("cu_k"), max_q=added.max_q, max_k=added.max_k,
         k_lens=x.get("k_lens"), sinks=x.get("sinks"), rng=x.get("rng"), keep_below=added.keep_below,
-        tables={name: x[f"table_{name}"] for name in added.tables},
+        tables={name: x[table_name(name)] for name in added.tables},
     )  # fmt: skip
 
 

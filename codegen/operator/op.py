@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..spec.features import Anchor
+from ..spec.features import Anchor, Window
 from .features import Sizes, bounds_of, check_lengths, check_packed, gathered
 from .inputs import autocast, check_alike, check_are_tensors, check_no_tangents, check_scale, check_shapes
 from .library import featured_forward, plain_forward
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Layout = Literal["bhnd", "bnhd"]
-Window = tuple[int | None, int | None]
 
 
 class PackedOptions(TypedDict, total=False):

@@ -115,12 +115,16 @@ def replay_of(
 ) -> Replay | None:
     """The recorded call as a Replay; None if it did more than allocate and launch, or read an input that it copied.
 
+    None too if it made a tensor of no elements: the address of all of them is 0, so that they cannot be told apart.
+
     `inputs` by the names that kernels know them by, in the order in which a replay is given them; `dtype` is theirs.
     """
     order = {name: n for n, name in enumerate(inputs)}
     by_rows = {arg.name for kernel, *_ in recorder.launches for arg in kernel.signature if arg.type == "View<const T>"}
     views = tuple(order[name] for name in inputs if name in by_rows)
     if not recorder.simple or not recorder.launches or not all(x.aligned for n, x in inputs.items() if n in by_rows):
+        return None
+    if not all(tensor.address for tensor, _ in recorder.made):
         return None
     address = {tensor.address: len(order) + n for n, (tensor, _) in enumerate(recorder.made)}
     launches = []

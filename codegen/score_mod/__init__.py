@@ -16,8 +16,7 @@ stay integers, but / and the functions give floats; floor makes an integer of a 
 **How a kernel uses it.**
 
 1. `expression = parse(text)`, or `compose([text, ...])`. It is frozen and hashed by what it says: a key.
-   `expression.text` is the one spelling, `expression.digest` names files, `expression.tensors` gives {name: number of
-   indexes}.
+   `expression.text` is the one spelling, `expression.tensors` gives {name: number of indexes}.
 2. Forward: `code = emit(expression, Names(score="s", i="i", ...))`. `Names` says which C++ expressions hold what: i
    and j as int and as float, because converting an int for each score costs a slow pipe. Put `code.uniform` where b,
    h, Nq and Nk are known, before the loop (once a row, if a block has rows of several heads); `code.lines` where a
@@ -48,11 +47,13 @@ from .evaluate import evaluate
 from .expression import Expression, TensorGradient, compose, parse
 from .known import ALIBI, BIAS, softcap
 from .parse import BadScoreMod
+from .tree import MAX_RANK
 
 __all__ = [
     "ALIBI",
     "BIAS",
     "ELEMENTS",
+    "MAX_RANK",
     "BadScoreMod",
     "Code",
     "Expression",

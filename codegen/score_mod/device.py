@@ -6,10 +6,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .tree import MAX_RANK
+
 ELEMENTS = ("float", "bf16", "fp16")
 """What a table may hold: Table<float>, Table<score_mod::bf16>, Table<score_mod::fp16>."""
-
-MAX_RANK = 4
 
 
 @dataclass(frozen=True, slots=True)

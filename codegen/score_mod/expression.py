@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -39,11 +38,6 @@ class Expression:
     def text(self) -> str:
         """The one spelling; parsing it gives this expression again."""
         return spell(self.tree)
-
-    @cached_property
-    def digest(self) -> str:
-        """Ten hexadecimal digits of the text's SHA-256, for names of files."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:10]
 
     def __str__(self) -> str:
         return self.text
@@ -128,11 +122,6 @@ class TensorGradient:
     tensor: str
     index: tuple[Expression, ...]
     derivative: Expression
-
-    @property
-    def read(self) -> Read:
-        """The node that reads the entry."""
-        return Read(self.tensor, tuple(index.tree for index in self.index))
 
 
 def parse(text: str) -> Expression:

@@ -11,6 +11,7 @@ from ..errors import UsageError
 from .tree import (
     FUNCTIONS,
     INTEGERS,
+    MAX_RANK,
     SCORE,
     Name,
     Node,
@@ -27,7 +28,6 @@ from .tree import (
 
 MAX_LENGTH = 2000  # characters
 MAX_DEPTH = 50  # levels of the tree
-MAX_INDEXES = 4
 MAX_INTEGER = 2**31 - 1
 MAX_FLOAT, MIN_FLOAT = 3.4028234e38, 1.1754944e-38  # of float32; what is smaller but not 0 would be flushed
 MAX_POWER = 32
@@ -260,8 +260,8 @@ class _Parser:
         if name == SCORE or name in INTEGERS or name in _CONSTANTS or name in FUNCTIONS:
             self.fail(node.value, f"{name} is no tensor; give the tensor another name.")
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if not 1 <= len(parts) <= MAX_INDEXES:
-            self.fail(node.value, f"tensor {name} has {len(parts)} indexes; 1 to {MAX_INDEXES} are allowed.")
+        if not 1 <= len(parts) <= MAX_RANK:
+            self.fail(node.value, f"tensor {name} has {len(parts)} indexes; 1 to {MAX_RANK} are allowed.")
         rank = self.ranks.setdefault(name, len(parts))
         if rank != len(parts):
             self.fail(node.value, f"tensor {name} has {len(parts)} indexes here and {rank} before.")

@@ -18,6 +18,7 @@ class Type(Enum):
 
 
 SCORE = "score"
+MAX_RANK = 4  # indexes of a tensor
 INTEGERS = ("b", "h", "i", "j", "Nq", "Nk")
 """Batch, query head, query row, key; numbers of queries and of keys."""
 

@@ -170,11 +170,13 @@ def _key_blocks_of_turing(kernel: KeyBlockKernel, d: int) -> Iterator[KeyBlockTi
     At d = 192 and 256 the fastest of them spill a little; from d = 200 on `fused` has none that fits.
     """
 
-    def tile(Br: int, Bc: int, warps: int, row_split: int = 1, slice: int = 0, **others: int) -> KeyBlockTile:
-        v_regs, weave = bool(others.get("v_regs", 1)), bool(others.get("weave", 0))
+    def tile(
+        Br: int, Bc: int, warps: int, row_split: int = 1, *, slice: int = 0, v_regs: bool = True, weave: bool = False,
+        min_blocks: int = 1,
+    ) -> KeyBlockTile:  # fmt: skip
         return KeyBlockTile(
             Br=Br, Bc=Bc, warps=warps, row_split=row_split, slice=slice, stages=1, v_regs=v_regs, weave=weave,
-            min_blocks=others.get("min_blocks", 1),
+            min_blocks=min_blocks,
         )  # fmt: skip
 
     if d <= 32:
@@ -189,9 +191,9 @@ def _key_blocks_of_turing(kernel: KeyBlockKernel, d: int) -> Iterator[KeyBlockTi
         yield tile(32, 64, 4, 2, min_blocks=2)
     elif d <= 96:
         yield tile(32, 64, 4, min_blocks=2)
-        yield tile(32, 32, 2, slice=16, weave=1)
+        yield tile(32, 32, 2, slice=16, weave=True)
     yield tile(32, 64, 8, 2, weave=kernel == "dkdv")
-    yield tile(32, 32, 4, 2, v_regs=0)
+    yield tile(32, 32, 4, 2, v_regs=False)
     yield tile(32, 32, 4, 2)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from ..score_mod import Expression, parse
+from ..score_mod import parse
 from ..score_mod.tree import Read, names_in, walk
 from .backward_shape import slice_columns
 from .features import Features, ScoreMod
@@ -33,7 +31,7 @@ def feature_registers(spec: KernelSpec) -> int:
             need += blocks * slice_columns(spec.tile) // 4  # P is needed until there is dP: it carries what is dropped
     mod = features.score_mod
     if mod:
-        need += blocks * max(_OF_READS if reads_pairs(mod) else 0, 0 if _parsed(mod).additive else _OF_A_FUNCTION)
+        need += blocks * max(_OF_READS if reads_pairs(mod) else 0, 0 if parse(mod.text).additive else _OF_A_FUNCTION)
         if not isinstance(spec.tile, ForwardTile) and keeps_a_number(mod):
             need += blocks * slice_columns(spec.tile) // 2  # type: ignore[arg-type]
     return need
@@ -67,21 +65,22 @@ def why_not_cheap(features: Features) -> str | None:
 
 def reads_pairs(mod: ScoreMod) -> bool:
     """Whether it reads a table whose entry depends on the query or the key."""
-    reads = (node for node in walk(_parsed(mod).tree) if isinstance(node, Read))
+    reads = (node for node in walk(parse(mod.text).tree) if isinstance(node, Read))
     return any(names_in(index) & {"i", "j"} for read in reads for index in read.index)
 
 
 def keeps_a_number(mod: ScoreMod) -> bool:
     """Whether the backward keeps a number for each score: its slope, or itself for the gradients of tables."""
-    formula, wanted = _parsed(mod), {table.name for table in mod.grads}
-    if any(g.tensor in wanted and g.derivative.depends_on("score") for g in formula.gradients):
-        return True
-    return not formula.additive and formula.slope.depends_on("score")
+    formula = parse(mod.text)
+    return keeps_scores(mod) or (not formula.additive and formula.slope.depends_on("score"))
 
 
-@lru_cache(maxsize=256)
-def _parsed(mod: ScoreMod) -> Expression:
-    return parse(mod.text)
+def keeps_scores(mod: ScoreMod) -> bool:
+    """Whether the gradient of a table depends on the score, which the exponential has overwritten by then."""
+    wanted = {table.name for table in mod.grads}
+    if not wanted:  # then nothing has to be differentiated
+        return False
+    return any(g.tensor in wanted and g.derivative.depends_on("score") for g in parse(mod.text).gradients)
 
 
 def why_bad_with_features(spec: KernelSpec) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import BadProblem
+from ..score_mod import parse
 
 if TYPE_CHECKING:
     from .kernel import KernelName
@@ -44,6 +46,13 @@ class ScoreMod:
 
     text: str  # in the spelling of flashsmith.score_mod
     tables: tuple[Table, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, fields: Callable[[str], Mapping[str, Any]] = lambda name: {}) -> ScoreMod:
+        """A formula in its one spelling and its tables, of which `fields` says the rest by name. Raises BadScoreMod."""
+        formula = parse(text)
+        tables = (Table(name=name, rank=rank, **fields(name)) for name, rank in formula.tensors.items())
+        return cls(text=formula.text, tables=tuple(tables))
 
     @property
     def grads(self) -> tuple[Table, ...]:
@@ -140,3 +149,9 @@ def check_anchor(anchor: str) -> None:
     """Raise BadProblem for an anchor that is not known."""
     if anchor not in get_args(Anchor):
         raise BadProblem(f"anchor {anchor!r} is not known; use one of {', '.join(get_args(Anchor))}.")
+
+
+def check_lengths(lengths: str) -> None:
+    """Raise BadProblem for lengths that are not known."""
+    if lengths not in get_args(Lengths):
+        raise BadProblem(f"lengths {lengths!r} is not known; use one of {', '.join(get_args(Lengths))}.")

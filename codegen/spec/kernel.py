@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from ..errors import BadProblem
+from ..score_mod import table_name
 from .features import PLAIN, Features, TableDtype
 from .problem import ELEMENT_BYTES, Dtype, Problem, check_head_dim
 from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile, WarpgroupTile, tile_key
@@ -314,7 +315,7 @@ def _of_features(kernel: KernelName, features: Features) -> Iterator[Arg]:
         yield from _of_dropout(kernel)
     if features.score_mod:
         for table in features.score_mod.tables:
-            yield Arg(_TABLE_TYPES[table.dtype], f"table_{table.name}", f"`{table.name}` of score_mod")
+            yield Arg(_TABLE_TYPES[table.dtype], table_name(table.name), f"`{table.name}` of score_mod")
         for table in features.score_mod.grads:
             yield Arg("score_mod::Table<float>", f"grad_{table.name}", f"the gradient of `{table.name}`, added up")
 

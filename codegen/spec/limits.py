@@ -166,8 +166,9 @@ def _why_bad_shape(spec: KernelSpec) -> str | None:
     for name in ("Br", "Bc", "stages", "row_split", "min_blocks"):
         if getattr(tile, name, 1) < 1:
             return f"{name}={getattr(tile, name)}: must be 1 or more."
-    if getattr(tile, "stages", 1) > 1 and not has_cp_async(spec):
-        return f"stages=2: on sm_{spec.sm}, without cp.async, the next tile waits in registers. Use stages=1."
+    stages = getattr(tile, "stages", 1)
+    if stages > 1 and not has_cp_async(spec):
+        return f"stages={stages}: on sm_{spec.sm}, without cp.async, the next tile waits in registers. Use stages=1."
     if not 1 <= tile.warps <= MAX_WARPS:
         return f"warps={tile.warps}: a block has 1 to {MAX_WARPS} warps."
     if isinstance(tile, ForwardTile):

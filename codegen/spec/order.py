@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .gpu import GPUS
 from .kernel import MASKED, KernelSpec
+from .problem import ELEMENT_BYTES
 from .tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, RowTile
 
 
@@ -19,12 +20,17 @@ def in_line(spec: KernelSpec) -> bool:
 
 def cached_keys(spec: KernelSpec) -> int:
     """Keys whose K and V fill half of the L2 cache: what the blocks of `forward` and `dq` share."""
-    return _half_l2(spec) // (2 * 2 * spec.d)
+    return _half_l2(spec) // _row_bytes(spec)
 
 
 def cached_queries(spec: KernelSpec) -> int:
     """Query rows whose Q and dO fill half of the L2 cache, with `fused` their sums of dQ too: what its blocks share."""
-    return _half_l2(spec) // (2 * 2 * spec.d + (4 * spec.d if spec.kernel == "fused" else 0))
+    return _half_l2(spec) // (_row_bytes(spec) + (4 * spec.d if spec.kernel == "fused" else 0))
+
+
+def _row_bytes(spec: KernelSpec) -> int:
+    """Bytes of a row of K and of V, or of Q and of dO."""
+    return ELEMENT_BYTES[spec.dtype] * (spec.d + spec.dv)
 
 
 def _half_l2(spec: KernelSpec) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from ..errors import BadProblem
-from .features import Anchor, Features, Lengths, ScoreMod, Window, check_anchor, check_window
+from .features import Anchor, Features, Lengths, ScoreMod, Window, check_anchor, check_lengths, check_window
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 ELEMENT_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -73,6 +73,7 @@ class Problem:
         """One spelling for each mask, so that one kernel serves it."""
         check_window(self.window)
         check_anchor(self.anchor)
+        check_lengths(self.lengths)
         left, right = self.window
         if self.causal or right == 0:
             object.__setattr__(self, "causal", True)
@@ -106,6 +107,11 @@ class Problem:
     def bounds(self) -> Window:
         """Keys that a query sees before and behind its own: the window, which `causal` ends at 0."""
         return (self.window[0], 0 if self.causal else self.window[1])
+
+    @property
+    def ends(self) -> bool:
+        """Whether the keys that a query sees end at a diagonal: causal, or a window's right side."""
+        return self.bounds[1] is not None
 
     @property
     def features(self) -> Features:
@@ -144,7 +150,7 @@ class Problem:
         """The same without features."""
         return replace(
             self, window=(None, None), anchor="bottom-right", lengths="uniform", score_mod=None, sinks=False,
-            dropout=0.0, causal=self.causal or self.features.shifted,
+            dropout=0.0, causal=self.ends,
         )  # fmt: skip
 
     def visible_pairs(self) -> int:

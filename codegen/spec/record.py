@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 import warnings
@@ -16,6 +15,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from filelock import FileLock
 
 from ..errors import BadRecord, UsageError
+from ..whole_file import write_whole
 from .features import PLAIN, Features, ScoreMod, Table
 from .kernel import TILE_OF, KernelName, KernelSpec
 from .problem import Dtype, Problem
@@ -120,7 +120,7 @@ def write_record(folder: Path, record: Record) -> Path:
             others = [r for r in _parse(path) if r.place != record.place]
         except FileNotFoundError:
             others = []
-        _replace(path, _file_text([*others, record]))
+        write_whole(path, _file_text([*others, record]).encode())
     return path
 
 
@@ -134,20 +134,6 @@ def check_writable(folder: Path) -> None:
         raise UsageError(
             f"records cannot be written to {folder}: {error.strerror}. Name another folder with --out."
         ) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _file_text(records: Iterable[Record]) -> str:

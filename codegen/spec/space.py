@@ -56,7 +56,7 @@ def _choices(kernel: KernelName, problem: Problem) -> Choices:
 def _unseen_choices(kernel: KernelName, problem: Problem, measured: bool) -> Choices:
     """The choices of fields whose effect a prediction sees in part, or not at all."""
     orders: tuple[int, ...] = ()  # without a mask there is one, the default's
-    if problem.causal:
+    if problem.ends:
         orders = (HEAD_BY_HEAD, GROUPED, ALL_HEADS) if measured else (GROUPED,)
     if kernel == "forward":
         return {"order": orders, "ascending": (0, 1) if measured else ()}

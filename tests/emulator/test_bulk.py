@@ -260,7 +260,7 @@ def test_maps_that_no_driver_takes(case):
 
 
 def test_faults_of_boxes():
-    """A wrong number of coordinates, a tile off its alignment, no map at all, and a tensor that is not there."""
+    """Wrong coordinates, a tile off its alignment, no map at all, a tensor that is not there, and sums of bfloat16."""
     tensor = np.zeros((8, 64), u16)
     body = corner([0, 0]) + expect(1024)
     with pytest.raises(EmulatorError, match="1 coordinates for a tensor of 2 dimensions"):
@@ -275,3 +275,5 @@ def test_faults_of_boxes():
         Run(body + "add.u32 %r1, %r1, 32256;\n" + load(2), tensor, (64, 8))
     with pytest.raises(OutOfBounds, match="allocation"):
         Run(body + load(2), tensor, (64, 16), shape=(64, 16))
+    with pytest.raises(EmulatorError, match="sums of bf16 are not implemented"):
+        Run(corner([0, 0]) + store(2, "reduce"), tensor, (64, 8))

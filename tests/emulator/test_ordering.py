@@ -133,6 +133,7 @@ MUTANTS = {
     "stage released by one warp": ("if (t % 32 == 0) arrive(empty", "if (t % 128 < 4) arrive(empty", {"WAR"}),
     "barriers not there yet": ("__syncthreads();  ", "", {"RAW"}),
     "no proxy fence": ('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "", {"PROXY"}),
+    "proxy fence of global memory": ("fence.proxy.async.shared::cta;", "fence.proxy.async.global;", {"PROXY"}),
     "proxy fence too early": (
         'SYNC(1, 128);                                       // all of O is there',
         'O[t % 128] += 0.f * t; SYNC(1, 128);',
@@ -193,6 +194,14 @@ def test_what_is_no_race():
     assert race_count("s[t] = t; r = s[t ^ 31]; s[t ^ 1] = r; r = s[t ^ 7];") == 0
 
 
+def test_atomics_after_a_read():
+    """The reader races with a later atomic, though an atomic was also the last write before it."""
+    body = "if (t == 0) s[0] = 0; SYNC; atomicAdd((int*)&s[0], t); SYNC; if (warp == 1) r = s[0]; MAYBE; "
+    body += "if (warp == 0) atomicAdd((int*)&s[0], t);"
+    assert race_count(body.replace("MAYBE", "")) > 0
+    assert race_count(body.replace("MAYBE", "SYNC")) == 0
+
+
 # ---- fences of registers -----------------------------------------------------------------------------------------
 
 
@@ -211,6 +220,12 @@ def test_a_fence_on_one_path_only():
     """The other path counts."""
     assert fences(PIPELINE.replace("        FENCE;\n", "        if (j != 1) FENCE;\n"))
     assert fences(PIPELINE.replace("        FENCE;\n", "        if (j == 1) FENCE; else FENCE;\n")) == ()
+
+
+def test_a_guarded_fence():
+    """It may not happen."""
+    text = compile_cuda(PIPELINE, "compute_90a").replace("wgmma.fence.sync", "@%p1 wgmma.fence.sync")
+    assert missing_wgmma_fences(parse(text).kernels["k"])
 
 
 def test_kernels_without_wgmma_need_no_fence():

@@ -251,10 +251,13 @@ def test_faults():
     with pytest.raises(DivergentBarrier) as error:
         run(16, 64, body="if (threadIdx.x < 64) { " + body_of(64) + " }")
     assert mentions(error.value, "wgmma.mma_async", "part of the warpgroup")
+    with pytest.raises(DivergentBarrier, match=r"thread \(128, 0, 0\)"):
+        run(16, 64, body="if (threadIdx.x < 192) { " + body_of(64) + " }")
     with pytest.raises(EmulatorError, match="nobody has waited"):
         run(16, 64, body=body_of(64).replace("WAIT(0);", ""))
-    with pytest.raises(OutOfBounds, match="descriptor names addresses"):
-        run(16, 64, body=body_of(64).replace("b + s * b_step", "b + 4096"))
+    for check in (False, True):
+        with pytest.raises(OutOfBounds, match="descriptor names addresses"):
+            run(16, 64, body=body_of(64).replace("b + s * b_step", "b + 4096"), check_races=check)
     with pytest.raises(EmulatorError, match="base offset"):
         run(16, 64, body=body_of(64).replace("b + s * b_step", "b + (1ull << 50)"))
 

@@ -451,7 +451,7 @@ struct Place {
     int q_head, batch;
 };
 
-constexpr int cached_keys = 34133;  // keys whose K and V fill half of the L2 cache
+constexpr int cached_keys = 40960;  // keys whose K and V fill half of the L2 cache
 
 // What a block works on. Blocks start in the order of their number, and late query tiles take longest, so all heads' last
 // tiles should come first; but the heads in work at once share the L2 cache. So heads are dealt with in groups whose K and

@@ -158,6 +158,16 @@ def test_a_call_without_work_is_not_remembered(gpu: Recording, Nq: int, Nk: int)
     assert not gpu.calls and not kernels._replays
 
 
+def test_results_of_no_elements_are_made_anew(gpu: Recording) -> None:
+    """Packed rows, of which there are none but for the launch's bound: PyTorch puts all that is empty at address 0."""
+    q, k = torch.empty(0, 2, 64, dtype=BF16), torch.ones(5, 2, 64, dtype=BF16)
+    cu_q, cu_k = torch.tensor([0, 0], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32)
+    for _ in range(2):
+        o, lse = fs.attention_varlen(q, k, k, cu_q, cu_k, 7, 5, return_lse=True)
+        assert (o.shape, o.dtype, lse.dtype) == ((0, 2, 64), BF16, torch.float32)
+    assert gpu.calls
+
+
 def test_what_changes_a_launch_is_another_call(gpu: Recording) -> None:
     q, k, v = qkv(0)
     fs.attention(q, k, v)

@@ -143,4 +143,4 @@ def test_what_a_derivative_depends_on():
     expression = parse("score * exp(w[h] * abs(i - j))")
     assert expression.slope.depends_on("w", "i", "j", "h") and not expression.slope.depends_on("score")
     (gradient,) = expression.gradients
-    assert gradient.derivative.depends_on("score") and gradient.read.index[0].name == "h"
+    assert gradient.derivative.depends_on("score") and gradient.index[0].text == "h"

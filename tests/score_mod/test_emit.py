@@ -336,7 +336,7 @@ def test_the_text_is_the_same_under_every_hash_seed():
         "from tests.score_mod.formulas import random_formula\n"
         "for seed in range(6):\n"
         "    expression = parse(random_formula(random.Random(seed), 4))\n"
-        "    print(expression.digest, emit(expression, slope=True, gradients=True))\n"
+        "    print(expression.text, emit(expression, slope=True, gradients=True))\n"
     )
     texts = {
         subprocess.run(

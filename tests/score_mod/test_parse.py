@@ -42,12 +42,11 @@ def test_one_spelling_that_means_the_same(written):
     assert expression.text == SPELLINGS[written]
     again = parse(expression.text)
     assert again == expression and hash(again) == hash(expression) and again.text == expression.text
-    assert again.digest == expression.digest and len(again.digest) == 10
 
 
 def test_an_integer_and_a_float_are_two_numbers():
     assert parse("score + 1") != parse("score + 1.0")
-    assert parse("score + 1").digest != parse("score + 1.0").digest
+    assert parse("score + 1").text != parse("score + 1.0").text
 
 
 def test_random_formulas_survive_spelling():

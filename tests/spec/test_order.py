@@ -15,8 +15,8 @@ from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
 from flashsmith.spec.limits import why_illegal
-from flashsmith.spec.order import heads_together, launch_order
-from flashsmith.spec.problem import Problem
+from flashsmith.spec.order import cached_keys, cached_queries, heads_together, launch_order
+from flashsmith.spec.problem import Dtype, Problem
 from flashsmith.spec.tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, RowTile
 from flashsmith.work import masked_share, tiles_per_block
 
@@ -111,3 +111,13 @@ def test_kernels_without_a_mask_of_their_own_take_any_tile() -> None:
     assert why_illegal(spec_of("convert", ALL_HEADS), A100) is None
     delta = KernelSpec(kernel="delta", dtype="bf16", d=64, causal=False, tile=RowTile(), sm=80)
     assert why_illegal(delta, A100) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "dv", "row"), [("bf16", 128, None, 512), ("fp32", 64, None, 512), ("fp16", 192, 128, 640)]
+)
+def test_half_of_the_l2_cache_holds_so_many_rows(dtype: Dtype, d: int, dv: int | None, row: int) -> None:
+    """A key is a row of K and one of V, in bytes of their type and of their own lengths."""
+    problem = Problem(dtype=dtype, d=d, dv=dv, causal=True)
+    spec = KernelSpec.of("forward", problem, default_tile("forward", problem, find_gpu("a100")), 80)
+    assert cached_keys(spec) == cached_queries(spec) == 256_000 // row

@@ -40,3 +40,14 @@ def test_flops_follow_the_papers_convention() -> None:
     assert problem.flops("backward") == 2.5 * problem.flops("forward")
     causal = Problem(dtype="bf16", d=128, causal=True, B=2, Hq=16, Nq=8192)
     assert causal.flops("forward") == problem.flops("forward") / 2
+
+
+def test_lengths_are_those_that_are_known() -> None:
+    with pytest.raises(BadProblem, match=r"lengths 'varlen' is not known; use one of uniform, padded, packed"):
+        Problem(dtype="bf16", d=64, lengths="varlen")  # type: ignore[arg-type]
+
+
+def test_a_window_with_a_right_side_ends_at_a_diagonal() -> None:
+    windows = {(None, None): False, (7, None): False, (None, 0): True, (None, 3): True, (7, 3): True}
+    assert {window: Problem(dtype="bf16", d=64, window=window).ends for window in windows} == windows
+    assert Problem(dtype="bf16", d=64, causal=True).ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flashsmith.render import render
@@ -59,3 +60,9 @@ def test_few_queries_have_tiles_of_few_rows() -> None:
 def test_flags_may_be_numbers() -> None:
     values = {"Br": 64, "Bc": 32, "warps": 4, "lazy": 1}
     assert tile_of("forward", values).lazy is True  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fields", [{"causal": True}, {"window": (None, 64)}, {"window": (64, 64)}])
+def test_orders_are_tried_where_blocks_differ_in_length(fields: dict[str, Any]) -> None:
+    problem = Problem(dtype="bf16", d=64, **fields)
+    assert choices("forward", problem, find_gpu("a100"), measured=True)["order"] == [HEAD_BY_HEAD, GROUPED, ALL_HEADS]
