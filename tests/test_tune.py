@@ -370,7 +370,7 @@ def stop(storage: Path, out: Path, number: signal.Signals, trials: int = 6) -> t
     below, begin = processes_below(running.pid), time.monotonic()
     assert below
     running.send_signal(number)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=300)
     while any(map(alive, below)):
         assert time.monotonic() - begin < 10
         time.sleep(0.02)

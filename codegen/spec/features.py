@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import BadProblem
-from ..score_mod import parse
 
 if TYPE_CHECKING:
     from .kernel import KernelName
@@ -50,6 +49,8 @@ class ScoreMod:
     @classmethod
     def of(cls, text: str, fields: Callable[[str], Mapping[str, Any]] = lambda name: {}) -> ScoreMod:
         """A formula in its one spelling and its tables, of which `fields` says the rest by name. Raises BadScoreMod."""
+        from ..score_mod import parse  # here, so that importing the package loads no NumPy
+
         formula = parse(text)
         tables = (Table(name=name, rank=rank, **fields(name)) for name, rank in formula.tensors.items())
         return cls(text=formula.text, tables=tuple(tables))
