@@ -135,7 +135,7 @@ def compare_triton(speed: TritonSpeed) -> tuple[Compared, tuple[str, ...]]:
         seconds = predict_time(function, board_of(gpu), work).seconds
         predicted, how = round(problem.flops("forward") / seconds / 1e12, 1), "simulated"
         if function.trace.uses_warpgroups:
-            how = "wgmma: estimated by its busiest pipes"
+            how = "wgmma: by products and other work"
     except SassError as error:
         predicted, how = None, f"refused: {error}"
     row = Compared(gpu.key, _kind("forward", speed.causal), predicted, speed.tflops)

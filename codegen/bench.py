@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Literal
 
-from .spec.gpu import Gpu
+from .spec.gpu import WGMMA_FLOPS_CLK, Gpu
 from .spec.problem import Dtype, Pass, Problem
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ FEWEST, MOST = 5, 50  # of them
 FIRST = 3  # calls that warm up and say how many fit the budget
 
 # FLOP per clock and SM of the part's fastest dense 16-bit product, where mma.sync does not reach it: wgmma, tcgen05.
-FASTEST_FLOPS_CLK = {90: 4096, 100: 8192}
+FASTEST_FLOPS_CLK = {**WGMMA_FLOPS_CLK, 100: 8192}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

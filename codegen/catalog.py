@@ -10,7 +10,7 @@ from typing import Literal
 from .load import why_stale
 from .lookup import why_refused
 from .spec.gpu import GPUS
-from .spec.kernel import KERNELS
+from .spec.kernel import TILE_OF
 from .spec.record import Record, read_records, record_path
 
 State = Literal["serves", "hidden", "stale"]
@@ -57,4 +57,4 @@ def _lengths(record: Record) -> tuple[object, ...]:
 def _order(entry: Entry) -> tuple[object, ...]:
     r = entry.record
     gpu = list(GPUS).index(r.gpu) if r.gpu in GPUS else len(GPUS)
-    return (gpu, KERNELS.index(r.kernel), r.dtype, r.d, r.causal, r.text, r.Nq, r.Nk)
+    return (gpu, list(TILE_OF).index(r.kernel), r.dtype, r.d, r.causal, r.text, r.Nq, r.Nk)

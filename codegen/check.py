@@ -100,7 +100,8 @@ def check(
         moved = (wide[3] * (exact.O - widen(round_to(exact.O, dtype), dtype))).sum(axis=-1)
         rounded = attention(*wide, scale=scale, causal=problem.causal, given=given, dlse=moved)
         gradients = run_backward(engine, binaries, q, k, v, saved, engine.tensor(x.dO), scale, extras=extras)
-        got = {name: widen(engine.read(getattr(gradients, name)), dtype) for name in ("dQ", "dK", "dV")}
+        made = {name: getattr(gradients, name) for name in ("dQ", "dK", "dV")}
+        got = {name: widen(engine.read(x), dtype) for name, x in made.items() if x is not None}
         lines = [
             _line(name, values, *(getattr(result, name) for result in (exact, plain, rounded)), dtype=dtype)
             for name, values in got.items()
@@ -112,7 +113,7 @@ def check(
             else line
             for line in lines
         ]
-        if x.k_lens is not None:
+        if x.k_lens is not None and "dK" in got:
             lines.append(_beyond(got, x.k_lens))
     return Verdict(
         problem=problem, which=which, engine=engine.name, lines=tuple(lines), races=_races(engine),

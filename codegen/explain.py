@@ -8,7 +8,7 @@ from typing import Literal
 
 from .compile import compile_source
 from .errors import CompileError, RenderError
-from .forms import Choice
+from .forms import Choice, pass_of
 from .load import UNTUNED, Loaded, ladder, load_best, pass_form
 from .lookup import Step
 from .predict import NOISE, Prediction, predict
@@ -16,7 +16,7 @@ from .render import render
 from .sass import SassError
 from .spec.defaults import default_tile
 from .spec.gpu import Gpu
-from .spec.kernel import FORWARD, PARTS, KernelName, KernelSpec
+from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import why_illegal
 from .spec.problem import Problem
 from .spec.record import Record
@@ -75,7 +75,7 @@ def explain(problem: Problem, kernel: KernelName, gpu: Gpu, folder: Path | None 
     Raises BadProblem; NoTunedKernel as load_best does.
     """
     loaded = load_best(problem, kernel, gpu, folder)
-    form = pass_form(problem, "forward" if kernel in (*FORWARD, *PARTS) else "backward", gpu, folder=folder)
+    form = pass_form(problem, pass_of(kernel), gpu, folder=folder)
     return Explanation(
         kernel=kernel,
         looked=() if kernel in UNTUNED else tuple(ladder(problem, kernel, gpu, folder)),

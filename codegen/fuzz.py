@@ -10,7 +10,8 @@ from functools import partial
 from .check import Verdict, check
 from .compile import compile_source
 from .engines.emulated import EmulatedEngine
-from .errors import LowerRung, NoTunedKernel
+from .errors import BadProblem, LowerRung, NoTunedKernel
+from .forms import KERNELS_OF, Form, pass_of, timed_kernels
 from .inputs import make_inputs
 from .load import load_best
 from .render import render
@@ -18,12 +19,11 @@ from .score_mod import ALIBI, BIAS, softcap
 from .spec.defaults import default_tile
 from .spec.features import ScoreMod, TableDtype
 from .spec.gpu import Gpu, find_gpu
-from .spec.kernel import FORWARD, FUSED, SPLIT, KernelName, KernelSpec
+from .spec.kernel import CONVERTS, SPLIT90_WIDE, KernelName, KernelSpec, split90
 from .spec.limits import why_illegal, why_no_dtype
 from .spec.problem import Pass, Problem
 from .spec.space import choices, tile_of
 from .spec.tile import Tile, tile_text
-from .work import PRODUCTS
 
 GPUS = ("a100", "rtx4090", "h100-sxm", "t4")  # a text of its own for each
 DIMS = (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 160, 192, 256)  # small ones first, and more often
@@ -67,15 +67,15 @@ def draw(seed: int) -> Case:
         problem, gpu = _problem(rng), find_gpu(rng.choice(GPUS))
         if why_no_dtype(problem.dtype, gpu):
             problem = replace(problem, dtype="fp16")
-        kernels, kernel = _kernels(rng)
+        kernels, kernel = _kernels(rng, problem, gpu)
         try:
-            for name in kernels:
-                default_tile(name, problem, gpu)
+            problem = _served(kernels, problem, gpu)
         except NoTunedKernel:
             continue  # nothing fits: the next one
-        which: Pass = "forward" if kernels == FORWARD else "backward"
         tile = _tile(rng, kernel, problem, gpu)
-        return Case(seed=seed, problem=problem, which=which, gpu=gpu, kernels=kernels, kernel=kernel, tile=tile)
+        return Case(
+            seed=seed, problem=problem, which=pass_of(kernel), gpu=gpu, kernels=kernels, kernel=kernel, tile=tile
+        )  # fmt: skip
 
 
 def run(case: Case) -> Verdict:
@@ -87,17 +87,34 @@ def run(case: Case) -> Verdict:
 
 
 def _spec(case: Case, name: KernelName) -> KernelSpec:
-    if name == case.kernel or (name == "convert" and case.kernel == "fused"):
+    if case.kernel in (name, CONVERTS.get(name)):
         return KernelSpec.of(name, case.problem, case.tile, case.gpu.sm)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LowerRung)  # of problems such as these no record is expected
         return load_best(case.problem, name, case.gpu).spec
 
 
-def _kernels(rng: random.Random) -> tuple[tuple[KernelName, ...], KernelName]:
+def _kernels(rng: random.Random, problem: Problem, gpu: Gpu) -> tuple[tuple[KernelName, ...], KernelName]:
     """The launches of a pass, and the one that gets a tile of its own."""
-    kernels: tuple[KernelName, ...] = rng.choice([FORWARD, FUSED, SPLIT])
-    return kernels, rng.choice([kernel for kernel in kernels if kernel in PRODUCTS])
+    forms: list[Form] = ["whole", "fused", "split"]
+    if gpu.sm == 90:
+        forms += ["whole90", "fused90", "split90"]
+    form = rng.choice(forms)
+    if form == "split90" and split90(problem) == SPLIT90_WIDE:
+        form = "split90_wide"
+    return KERNELS_OF[form], rng.choice(timed_kernels(form))
+
+
+def _served(kernels: tuple[KernelName, ...], problem: Problem, gpu: Gpu) -> Problem:
+    """The problem; plain and in 16 bits if the kernels have not what it asks for. Raises NoTunedKernel."""
+    try:
+        for name in kernels:
+            default_tile(name, problem, gpu)
+    except BadProblem:
+        problem = replace(problem.plain, dtype="bf16" if problem.dtype == "fp32" else problem.dtype)
+        for name in kernels:
+            default_tile(name, problem, gpu)
+    return problem
 
 
 def _tile(rng: random.Random, kernel: KernelName, problem: Problem, gpu: Gpu) -> Tile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,25 +12,25 @@ from pathlib import Path
 from . import paths
 from .compile import Binary, compile_source
 from .errors import BadProblem, NoTunedKernel, UsageError
-from .forms import COMPARED, Choice, choose_form
+from .forms import FORMS, KERNELS_OF, WITHOUT_ATOMICS, Choice, Form, choose_form, pass_of, timed_kernels
 from .lookup import Rung, Step, fitting, steps, warn_once
 from .parts import choose_parts
 from .render import Source, render
 from .spec.defaults import default_tile
-from .spec.forward_defaults import of_partial
+from .spec.forward_defaults import SHORT, of_partial
 from .spec.gpu import Gpu, served_gpu
-from .spec.kernel import KernelName, KernelSpec
+from .spec.kernel import CONVERTS, HOPPER, KernelName, KernelSpec
 from .spec.limits import check_dtype, why_illegal
 from .spec.problem import Pass, Problem
 from .spec.record import Evidence, Record, record_path
 from .spec.tile import ForwardTile, Tile
 
 # Its default is what there is: nothing to choose, or no search that chooses.
-UNTUNED: frozenset[KernelName] = frozenset({"delta", "combine", "forward90"})
+UNTUNED: frozenset[KernelName] = frozenset({"delta", "combine"})
 
 # Kernels that are not searched themselves: convert reads what fused accumulates in the order of its tile, and partial
 # does with a part of the keys what forward does with all.
-TILE_FROM: dict[KernelName, KernelName] = {"convert": "fused", "partial": "forward"}
+TILE_FROM: dict[KernelName, KernelName] = {**CONVERTS, "partial": "forward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,40 +105,80 @@ def load_pass(
 
 
 def pass_form(
-    problem: Problem, which: Pass, target: Gpu, deterministic: bool = False, folder: Path | None = None
+    problem: Problem, which: Pass, target: Gpu, deterministic: bool = False, folder: Path | None = None,
+    *, maps: bool = True,
 ) -> Choice:  # fmt: skip
-    """The form of a pass that serves `problem`: its kernels, and the parts in which they are launched."""
+    """The form of a pass that serves `problem`: its kernels, and the parts in which they are launched.
+
+    Without `maps`, of those whose kernels take no tensor maps.
+    """
     if which == "forward":
-        return forward_form(problem, target, folder)
-    return backward_form(problem, target, deterministic, folder)
+        return forward_form(problem, target, folder, maps=maps)
+    return backward_form(problem, target, deterministic, folder, maps=maps)
 
 
-def forward_form(problem: Problem, target: Gpu, folder: Path | None = None) -> Choice:
-    """Whether the keys of `problem` are cut into parts, and into how many: by what blocks of its tile leave idle."""
+def forward_form(problem: Problem, target: Gpu, folder: Path | None = None, *, maps: bool = True) -> Choice:
+    """Whether the keys of `problem` are cut into parts, and into how many: by what blocks of its tile leave idle.
+
+    If they are not, which kernel serves: the faster by the records.
+    """
     if not problem.features.plain or problem.dv:
-        return Choice(form="whole", reason="whole: keys are parted in plain and causal attention with d = dv alone")
-    return choose_parts(load_best(problem, "partial", target, folder).spec, problem, target)
+        whole = Choice(form="whole", reason="whole: keys are parted in plain and causal attention with d = dv alone")
+    else:
+        whole = choose_parts(load_best(problem, "partial", target, folder).spec, problem, target)
+    if whole.form == "parts" or not maps or _why_not("whole90", problem, target):
+        return whole
+    return _by_records(problem, FORMS["forward"], target, folder)
 
 
 def backward_form(
-    problem: Problem, target: Gpu, deterministic: bool = False, folder: Path | None = None
+    problem: Problem, target: Gpu, deterministic: bool = False, folder: Path | None = None, *, maps: bool = True
 ) -> Choice:  # fmt: skip
-    """Whether the fused or the split backward serves `problem`: the faster by the records, split if it must be."""
+    """Which backward serves `problem`: the fastest by the records, of those without atomics if it must be."""
     if deterministic and problem.score_mod and problem.score_mod.grads:
         names = ", ".join(table.name for table in problem.score_mod.grads)
         raise BadProblem(
             f"deterministic: the gradient of {names} is added up by atomics, in another order in every run. Ask for no "
             "gradient of it, or leave deterministic out."
         )
-    if deterministic:
-        return Choice(form="split", reason="split: deterministic gradients were asked for")
+    forms = [form for form in FORMS["backward"] if not deterministic or form in WITHOUT_ATOMICS]
+    forms = [form for form in forms if maps or HOPPER.isdisjoint(KERNELS_OF[form])]
+    refused = {form: _why_not(form, problem, target) for form in forms}
+    left = [form for form in forms if refused[form] is None] or forms[-1:]
+    if len(left) > 1:
+        return _by_records(problem, left, target, folder)
+    asked = "deterministic gradients were asked for"
+    return Choice(form=left[0], reason=f"{left[0]}: {asked if deterministic else refused[_usual(forms)]}")
+
+
+def _usual(forms: Sequence[Form]) -> Form:
+    """The form that a user would miss."""
+    return "fused" if "fused" in forms else forms[0]
+
+
+def _by_records(problem: Problem, forms: Sequence[Form], target: Gpu, folder: Path | None) -> Choice:
     folders = (folder or paths.user_tuned_dir(), paths.shipped_tuned_dir())
-    try:
-        default_tile("fused", problem, target)
-    except NoTunedKernel as error:
-        return Choice(form="split", reason=f"split: {error}")
-    records = (r for kernel in COMPARED for r in fitting(problem, kernel, target, folders, why_stale))
-    return choose_form(records, problem, target)
+    kernels = dict.fromkeys(kernel for form in forms for kernel in timed_kernels(form))
+    records = (r for kernel in kernels for r in fitting(problem, kernel, target, folders, why_stale))
+    return choose_form(records, problem, target, forms)
+
+
+def _why_not(form: Form, problem: Problem, target: Gpu) -> str | None:
+    """Why a form cannot serve `problem`, or is not to; None if it may."""
+    kernels = timed_kernels(form)
+    if not HOPPER.isdisjoint(kernels):
+        if target.sm != 90:
+            return f"{kernels[0]} is for sm_90 alone"
+        if problem.keys == 0:
+            return f"{kernels[0]} has no tensor map of no keys"
+        if pass_of(kernels[0]) == "forward" and problem.Nq <= SHORT:
+            return f"{kernels[0]} has blocks of many rows"
+    for kernel in kernels:
+        try:
+            KernelSpec.of(kernel, problem, default_tile(kernel, problem, target), target.sm)
+        except (NoTunedKernel, BadProblem) as error:
+            return str(error)
+    return None
 
 
 def ladder(problem: Problem, kernel: KernelName, target: Gpu, folder: Path | None = None) -> Iterator[Step]:

@@ -12,17 +12,16 @@ from .compile import Binary
 from .engines.engine import Engine, Tensor
 from .errors import ImpossibleTime
 from .predict import credited_flops, sizes_of
-from .run import NOTHING, Extras, dq_accumulator_floats, grid, pack
+from .run import NOTHING, Extras, blocks_of, dq_accumulator_floats, pack
 from .spec.gpu import Gpu
-from .spec.kernel import KernelName, KernelSpec
+from .spec.kernel import CONVERTS, HOPPER, KernelName, KernelSpec
 from .spec.problem import Problem
 from .work import PRODUCTS
 
 WARM_UP_S = 0.05  # of launches that are not counted: clocks rise, code and page tables are fetched
 BUDGET_S = 0.25  # of counted launches
 FEWEST, MOST = 30, 100  # of them; more than 100 would fill the driver's queue of launches
-# A time under half of what the table's rates allow is refused. Half: boost clocks lie up to 15% over the nominal ones,
-# and wgmma reaches 1.5 times the rate of mma.sync.
+# A time under half of what the table's rates allow is refused. Half: boost clocks lie up to 15% over the nominal ones.
 FLOOR_SHARE = 0.5
 
 
@@ -127,7 +126,7 @@ def _quantiles(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def floor_seconds(spec: KernelSpec, problem: Problem, gpu: Gpu) -> float:
-    """Half the time that the visible products take at the tensor peak, or the inputs at the memory's bandwidth."""
+    """Half the time that the visible products take at the kernel's tensor peak, or the inputs at the memory's rate."""
     if spec.kernel not in PRODUCTS:
         return 0.0
     of_d, of_dv = PRODUCTS[spec.kernel]
@@ -135,7 +134,8 @@ def floor_seconds(spec: KernelSpec, problem: Problem, gpu: Gpu) -> float:
     flops = 2.0 * columns * problem.B * problem.Hq * problem.visible_pairs()
     rows = problem.B * problem.kv_heads * problem.keys * (min(problem.Nq, problem.keys) > 0)
     input_bytes = 2 * 2.0 * rows * problem.d  # K and V, read once
-    return FLOOR_SHARE * max(flops / (gpu.peak_tflops * 1e12), input_bytes / (gpu.hbm_gbs * 1e9))
+    peak = gpu.wgmma_tflops if spec.kernel in HOPPER else gpu.peak_tflops
+    return FLOOR_SHARE * max(flops / (peak * 1e12), input_bytes / (gpu.hbm_gbs * 1e9))
 
 
 def launcher(
@@ -149,11 +149,11 @@ def launcher(
     """
     spec, sizes = binary.spec, sizes_of(problem)
     accumulator = None
-    if spec.kernel == "fused":
+    if spec.kernel in CONVERTS.values():
         accumulator = engine.zeros((dq_accumulator_floats(spec, sizes),), "float32")
         tensors = {**tensors, "dQ_acc": accumulator}
-    args = pack(spec, tensors, sizes, problem.softmax_scale, extras)
-    kernel, blocks = engine.load(binary), grid(spec, sizes)
+    args = pack(spec, tensors, sizes, problem.softmax_scale, extras, engine=engine)
+    kernel, blocks = engine.load(binary), blocks_of(spec, sizes, engine.sms)
 
     def launch() -> None:
         if accumulator is not None:

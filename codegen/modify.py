@@ -113,4 +113,5 @@ def modification(spec: KernelSpec) -> Modification | None:
     mod = spec.features.score_mod
     if mod is None:
         return None
-    return Modification(mod=mod, backward=spec.kernel != "forward", padded=spec.features.lengths == "padded")
+    backward = spec.kernel not in ("forward", "forward90")
+    return Modification(mod=mod, backward=backward, padded=spec.features.lengths == "padded")

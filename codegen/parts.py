@@ -9,7 +9,7 @@ from __future__ import annotations
 from .forms import Choice
 from .predict import sizes_of
 from .run import grid
-from .sass.kernel_time import HBM_SHARE
+from .sass.board import HBM_SHARE
 from .sass.launch import waves_cycles
 from .spec.forward_shape import forward_registers
 from .spec.gpu import Gpu

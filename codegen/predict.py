@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -10,8 +10,8 @@ from .compile import Binary
 from .run import Sizes, grid
 from .sass import (
     COMPARED,
+    WARPS_OF_A_GROUP,
     Board,
-    SassError,
     Work,
     as_measured,
     constants_version,
@@ -20,15 +20,29 @@ from .sass import (
     predict_time,
 )
 from .spec.gpu import REGISTERS_PER_SM, Gpu
-from .spec.kernel import HOPPER, KernelName, KernelSpec
+from .spec.kernel import HOPPER, PERSISTENT, KernelName, KernelSpec
 from .spec.limits import smem_bytes
 from .spec.problem import Pass, Problem
-from .spec.tile import ForwardTile
-from .work import PRODUCTS, cleared_bytes, masked_share, moved_bytes, skipped_tiles, tile_flops, tiles_per_block
+from .spec.tile import ForwardTile, WarpgroupTile
+from .work import (
+    PRODUCTS,
+    cleared_bytes,
+    first_bytes,
+    loaded_bytes,
+    masked_share,
+    moved_bytes,
+    multicast_bytes,
+    reduced_bytes,
+    skipped_tiles,
+    tile_flops,
+    tiles_per_block,
+)
 
 # Raise it when a constant or a rule changes: records carry it. Constants that were measured name their GPU and date.
 MODEL = "issue-model 2" + constants_version()
 ERROR = 0.06  # mean error on GPUs whose kernels no constant was fitted to; the worst was 0.16. Ask error_of
+WARPGROUP_MODEL = "warpgroup-model 2" + constants_version()  # the same, of kernels of warpgroups
+WARPGROUP_ERROR = 0.05  # mean error on the figures of FlashAttention-3 that its two fitted constants were fitted to
 NOISE = 0.05  # relative: predicted times that are closer are equal (docs/model.md)
 
 NEGLIGIBLE = 0.02  # share of masked tiles below which their extra code is not timed
@@ -61,15 +75,13 @@ def predict(
 
     `rare_always` counts what stands behind a branch in the loop (masks, rescaling) as executed in every tile: an upper
     limit of the time, and how kernels of others are counted, whose rare tiles nobody can tell from their code.
-    Raises SassError for machine code that the model does not know, and for kernels whose warps have roles.
+    Raises SassError for machine code that the model does not know.
     """
     spec, sizes = binary.spec, sizes_of(problem, parts)
-    if spec.kernel in HOPPER:
-        raise SassError(f"{spec.kernel}: the model cannot time warps with roles of their own yet.")
     function = disassemble(binary.cubin).functions[spec.kernel]
     work = work_of(spec, sizes)
     if rare_always:
-        work = replace(work, rare_share=1.0)
+        work = replace(work, rare_share=1.0, twin_share=1.0)
     time = predict_time(function, board_of(gpu), work)
     tflops = credited_flops(spec, problem) / time.seconds / 1e12
     skipped, tiles = skipped_tiles(spec, sizes)
@@ -78,7 +90,13 @@ def predict(
         blocks_per_sm=time.blocks_per_sm, pipes=time.pipes, bound_by=time.bound_by,
         spills_in_loop=max((loop.spill_instructions for loop in function.loops if loop.tensor_instructions), default=0),
         spill_bytes=binary.spill_bytes, tiles=tiles, tiles_skipped=skipped,
+        by=model_of(spec.kernel),
     )  # fmt: skip
+
+
+def model_of(kernel: KernelName) -> str:
+    """The model that times a kernel, as its predictions name it."""
+    return WARPGROUP_MODEL if kernel in HOPPER and kernel in PRODUCTS else MODEL
 
 
 def predict_pass(
@@ -109,14 +127,18 @@ def sizes_of(problem: Problem, parts: int = 1) -> Sizes:
     )  # fmt: skip
 
 
-def error_of(gpu: Gpu) -> float | None:
+def error_of(gpu: Gpu, kernels: Iterable[KernelName] = ()) -> float | None:
     """The mean relative error of predictions for `gpu`; None where none was ever held against a measurement.
+
+    Of `kernels`, the larger one if some are of warpgroups.
 
     >>> from .spec.gpu import find_gpu
     >>> error_of(find_gpu("a100")), error_of(find_gpu("t4"))
     (0.06, None)
     """
-    return ERROR if gpu.sm in COMPARED else None
+    if gpu.sm not in COMPARED:
+        return None
+    return max(ERROR, WARPGROUP_ERROR) if HOPPER.intersection(kernels) else ERROR
 
 
 def board_of(gpu: Gpu) -> Board:
@@ -125,7 +147,7 @@ def board_of(gpu: Gpu) -> Board:
         name=gpu.key, sm=gpu.sm, sms=gpu.sms, clock_ghz=gpu.clock_ghz, tensor_flops_per_clock_sm=gpu.tensor_flops_clk,
         smem_per_sm_bytes=gpu.smem_sm_bytes, max_threads_per_sm=gpu.threads_sm, registers_per_sm=REGISTERS_PER_SM,
         l2_bytes_per_clock_sm=gpu.l2_bytes_clk, l2_latency=gpu.l2_latency, hbm_gb_per_s=gpu.hbm_gbs,
-        path=memory_path(gpu.sm),
+        path=memory_path(gpu.sm), wgmma_flops_per_clock_sm=gpu.wgmma_flops_clk or 4096.0,
     )  # fmt: skip
     return as_measured(board)
 
@@ -133,15 +155,22 @@ def board_of(gpu: Gpu) -> Board:
 def work_of(spec: KernelSpec, sizes: Sizes) -> Work:
     """What one launch has to do, as the issue model takes it."""
     tile, blocks = spec.tile, grid(spec, sizes)
-    flops, unequal, rare = 0.0, None, 0.0
+    flops, unequal, rare, walked = 0.0, None, 0.0, 0
     if spec.kernel in PRODUCTS:
         tiles = tiles_per_block(spec, sizes)
-        flops = tile_flops(spec) * sum(tiles) * (blocks // len(tiles))
+        walked = sum(tiles) * (blocks // len(tiles))
+        flops = tile_flops(spec) * walked
         unequal = tiles if len(set(tiles)) > 1 else None
         rare = masked_share(spec, sizes)
-    streams = not flops or isinstance(tile, ForwardTile)  # few queries against many keys wait for K and V
+    rare = rare if rare > NEGLIGIBLE else 0.0
+    of_warpgroups = spec.kernel in HOPPER and bool(flops)  # masks are loops of their own there
+    streams = not flops or isinstance(tile, ForwardTile | WarpgroupTile)  # few queries wait for K and V
     streamed, serial = moved_bytes(spec, sizes) if streams else None, cleared_bytes(spec, sizes)
     return Work(
         blocks=blocks, warps=tile.warps, dynamic_smem_bytes=smem_bytes(spec), tensor_flops=flops, unequal=unequal,
-        hbm_bytes=streamed, serial_hbm_bytes=serial, rare_share=rare if rare > NEGLIGIBLE else 0.0,
+        hbm_bytes=streamed, serial_hbm_bytes=serial, rare_share=0.0 if of_warpgroups else rare,
+        twin_share=rare if of_warpgroups else 0.0, producer_warps=WARPS_OF_A_GROUP if of_warpgroups else None,
+        first_bytes=first_bytes(spec), loaded_bytes=loaded_bytes(spec, walked),
+        multicast_bytes=multicast_bytes(spec, walked), reduced_bytes=reduced_bytes(spec, walked),
+        persistent=spec.kernel in PERSISTENT,
     )  # fmt: skip

@@ -9,7 +9,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 
 from .errors import RenderError
 from .modify import modification
-from .spec import backward_shape, feature_shape, limits, order, warpgroup_shape
+from .spec import (
+    backward_shape,
+    feature_shape,
+    limits,
+    order,
+    warpgroup_key_shape,
+    warpgroup_shape,
+    warpgroup_wide_shape,
+)
 from .spec.kernel import KernelName, KernelSpec
 from .spec.limits import smem_bytes
 
@@ -23,6 +31,11 @@ TEMPLATES: dict[KernelName, str] = {
     "dkdv": "key_block.cu.j2",
     "dq": "query_block.cu.j2",
     "forward90": "forward90.cu.j2",
+    "fused90": "key_block90.cu.j2",
+    "convert90": "convert90.cu.j2",
+    "dkdv90": "key_block90.cu.j2",
+    "dkdv90_wide": "key_block90_wide.cu.j2",
+    "dq90": "query_block90.cu.j2",
 }
 
 
@@ -56,7 +69,8 @@ def render(spec: KernelSpec) -> Source:
     name = TEMPLATES[spec.kernel]
     text = render_template(
         name, spec.key, spec=spec, tile=spec.tile, limits=limits, shape=backward_shape, order=order,
-        feature_shape=feature_shape, warpgroups=warpgroup_shape, mod=modification(spec),
+        feature_shape=feature_shape, warpgroups=warpgroup_shape,
+        key_warpgroups=warpgroup_key_shape, wide_warpgroups=warpgroup_wide_shape, mod=modification(spec),
     )  # fmt: skip
     return Source(spec, text)
 

@@ -19,8 +19,29 @@ from .philox import KEEP_ALL
 from .score_mod import pack_table, table_name
 from .spec import limits
 from .spec.backward_shape import padded_columns
-from .spec.kernel import FUSED, PAD_ROWS, SPLIT, STATS, TENSOR_MAP, KernelName, KernelSpec
-from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile, WarpgroupTile
+from .spec.kernel import (
+    CONVERTS,
+    FUSED,
+    FUSED90,
+    PAD_ROWS,
+    PERSISTENT,
+    SPLIT,
+    SPLIT90,
+    SPLIT90_WIDE,
+    STATS,
+    TENSOR_MAP,
+    KernelName,
+    KernelSpec,
+)
+from .spec.tile import (
+    ForwardTile,
+    KeyBlockTile,
+    QueryBlockTile,
+    WarpgroupKeyTile,
+    WarpgroupQueryTile,
+    WarpgroupTile,
+    WarpgroupWideTile,
+)
 from .spec.warpgroup_shape import ROWS
 
 LOG2_E = math.log2(math.e)
@@ -30,7 +51,8 @@ MAX_ROWS = 2**31 - 256  # that a 32-bit number counts, up to the end of the last
 MAKES: dict[KernelName, tuple[str, ...]] = {
     "forward": (), "partial": (), "combine": (), "delta": (),
     "fused": ("dK", "dV"), "convert": ("dQ",), "dkdv": ("dK", "dV"), "dq": ("dQ",),
-    "forward90": (),
+    "forward90": (), "fused90": ("dK", "dV"), "convert90": ("dQ",), "dkdv90": ("dK", "dV"),
+    "dkdv90_wide": ("dK", "dV"), "dq90": ("dQ",),
 }  # fmt: skip
 
 
@@ -89,8 +111,8 @@ class Sizes:
         if extras.cu_q is None:
             return cls(B=q.shape[0], Hq=q.shape[1], Hk=k.shape[1], Nq=q.shape[2], Nk=k.shape[2], parts=parts)
         return cls(
-            B=extras.cu_q.shape[0] - 1, Hq=q.shape[1], Hk=k.shape[1], Nq=extras.max_q, Nk=extras.max_k,
-            all_q=q.shape[2],
+            B=extras.cu_q.shape[0] - 1, Hq=q.shape[1], Hk=k.shape[1], Nq=min(extras.max_q, q.shape[2]),
+            Nk=min(extras.max_k, k.shape[2]), all_q=q.shape[2],
         )  # fmt: skip
 
     @property
@@ -193,6 +215,7 @@ def run_backward(
 ) -> Gradients:
     """One backward pass: delta, then fused and convert, dkdv and dq, or only one of these, as `binaries` has them.
 
+    Those of warpgroups stand in their places, as fused90 in that of fused.
     dlse [B, Hq, Nq], float32: the gradient of lse = m + ln l, if there is one. `bnhd`: the gradients lie in memory as
     [B, N, H, d]. Gradients of score_mod's tables are added to `extras.grads`. Raises LaunchError.
     """
@@ -218,9 +241,9 @@ def run_backward(
     }  # fmt: skip
     if dlse is not None:
         tensors["dlse"] = dlse
-    if "fused" in binaries:
-        tensors["dQ_acc"] = engine.zeros((dq_accumulator_floats(binaries["fused"].spec, sizes),), np.float32)
-    for kernel in (*FUSED, *SPLIT[1:]):
+    for fused in set(CONVERTS.values()) & set(binaries):
+        tensors["dQ_acc"] = engine.zeros((dq_accumulator_floats(binaries[fused].spec, sizes),), np.float32)
+    for kernel in dict.fromkeys((*FUSED, *FUSED90, *SPLIT, *SPLIT90, *SPLIT90_WIDE)):
         if kernel in binaries:
             _launch(engine, binaries[kernel], tensors, sizes, scale, extras)
     return out
@@ -240,7 +263,7 @@ def tensors_of(extras: Extras) -> dict[str, Tensor]:
 
 
 def grid(spec: KernelSpec, sizes: Sizes) -> int:
-    """Blocks of one launch, flat in x. Raises LaunchError past the hardware's limit."""
+    """Blocks of one launch, flat in x, or tiles that its blocks share. Raises LaunchError past the hardware's limit."""
     tile = spec.tile
     if isinstance(tile, ForwardTile):
         rows = sizes.Nq * (sizes.Hq // max(1, sizes.Hk))
@@ -248,11 +271,13 @@ def grid(spec: KernelSpec, sizes: Sizes) -> int:
             raise LaunchError(f"{spec.key}: {rows} rows of a group, and packed=1 counts to {MAX_ROWS}. Use packed=0.")
         blocks = row_tiles(tile, sizes) * sizes.B * (sizes.Hk if tile.packed else sizes.Hq)
         blocks *= sizes.parts if spec.kernel == "partial" else 1
-    elif isinstance(tile, QueryBlockTile | WarpgroupTile) or spec.kernel == "convert":
+    elif isinstance(tile, WarpgroupTile):
+        blocks = tiles_in_clusters(tile, sizes) * sizes.B * sizes.Hq
+    elif isinstance(tile, QueryBlockTile | WarpgroupQueryTile) or spec.kernel in CONVERTS:
         blocks = _ceil(sizes.Nq, tile.Br) * sizes.B * sizes.Hq  # type: ignore[union-attr]
     elif spec.kernel == "combine":
         blocks = sizes.B * sizes.Hq * sizes.Nq
-    elif isinstance(tile, KeyBlockTile):
+    elif isinstance(tile, KeyBlockTile | WarpgroupKeyTile | WarpgroupWideTile):
         blocks = _ceil(sizes.Nk, tile.Bc) * sizes.B * sizes.Hk
     else:  # delta
         blocks = _ceil(sizes.Nq, PAD_ROWS) * sizes.B * sizes.Hq
@@ -261,9 +286,20 @@ def grid(spec: KernelSpec, sizes: Sizes) -> int:
     return blocks
 
 
+def blocks_of(spec: KernelSpec, sizes: Sizes, sms: int) -> int:
+    """Blocks that are launched: of kernels whose blocks share out what there is to do, one for each multiprocessor."""
+    tiles, cluster = grid(spec, sizes), getattr(spec.tile, "cluster", 1)
+    return min(tiles, max(1, sms // cluster) * cluster) if spec.kernel in PERSISTENT else tiles
+
+
 def row_tiles(tile: ForwardTile, sizes: Sizes) -> int:
     """Tiles of Br rows: of the query rows of a head, or of all heads of a group."""
     return _ceil(sizes.Nq * (sizes.Hq // sizes.Hk if tile.packed else 1), tile.Br)
+
+
+def tiles_in_clusters(tile: WarpgroupTile, sizes: Sizes) -> int:
+    """Tiles of Br query rows of a head, as many for each block of a cluster: the last may lie past the end."""
+    return _ceil(sizes.Nq, tile.Br * tile.cluster) * tile.cluster
 
 
 def dq_accumulator_floats(spec: KernelSpec, sizes: Sizes) -> int:
@@ -289,16 +325,21 @@ def _launch(
 ) -> None:
     spec = binary.spec
     aligned = {name: _reachable(engine, spec, name, tensor) for name, tensor in tensors.items()}
-    blocks = grid(spec, sizes)
+    blocks = blocks_of(spec, sizes, engine.sms)
     if blocks:  # none: no sequence has a key, and the kernel owns keys
         args = pack(spec, aligned, sizes, scale, extras, engine=engine)
         engine.launch(engine.load(binary), grid=blocks, block=spec.threads, smem=binary.smem_bytes, args=args)
 
 
 def _reachable(engine: Engine, spec: KernelSpec, name: str, tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy of an input whose rows do not start on 16 bytes, or that TMA cannot take."""
+    """The tensor itself, or a copy of an input whose rows do not start on 16 bytes, or that TMA cannot take.
+
+    A row of zeros for an input without rows of which a kernel has a tensor map: all that is read past its end is 0.
+    """
     inputs = {arg.name for arg in spec.signature if arg.type == "View<const T>"}
-    described = {arg.tensor for arg in spec.signature if arg.type == TENSOR_MAP} - {"O"}
+    described = {arg.tensor for arg in spec.signature if arg.type == TENSOR_MAP} - {*MAKES[spec.kernel]}
+    if name in described and 0 in tensor.shape:  # a tensor map has at least one row; sinks are seen without any key
+        return engine.zeros((1, 1, 1, tensor.shape[3]), tensor.dtype)
     bad = (name in inputs and not tensor.aligned) or (name in described and why_no_boxes(tensor) is not None)
     return engine.contiguous(tensor) if bad else tensor
 
@@ -312,10 +353,11 @@ def pack(
     Of kernels with tensor maps, `engine` encodes them.
     """
     # The backward's kernels leave 1 / keep out of dP and P, and so out of what they sum: it comes with the scale.
-    of_gradients = scale / extras.keep if spec.kernel == "convert" else scale
+    of_gradients = scale / extras.keep if spec.kernel in CONVERTS else scale
     numbers: dict[str, Any] = {
         "Hq": sizes.Hq, "Hk": sizes.Hk, "Nq": sizes.Nq, "Nk": sizes.Nk, "rows": sizes.stats_rows,
         "max_Nq": sizes.Nq, "max_Nk": sizes.Nk, "all_q": sizes.all_q, "B": sizes.B, "parts": sizes.parts,
+        "tiles": grid(spec, sizes) if spec.kernel in PERSISTENT else 0,
         "scale": of_gradients, "scale_log2": scale * LOG2_E, "score_scale": of_gradients,
         "score_scale_log2": scale * LOG2_E,
         "left": extras.left, "right": extras.right, "keep_below": extras.keep_below, "keep": extras.keep,
@@ -344,9 +386,15 @@ def pack(
 
 
 def _box_rows(spec: KernelSpec, tensor: str) -> int:
-    """Rows of a box: of Q all of a block, of O those of a warpgroup, of K and V a tile."""
+    """Rows of a box: of Q and dO a tile or all of a block, and so of K and V, of outputs those of a warpgroup.
+
+    Of a tile of K or V each block of a cluster loads its share.
+    """
     tile = spec.tile
-    return {"Q": tile.Br, "O": ROWS}.get(tensor, tile.Bc)  # type: ignore[union-attr]
+    rows = {"Q": tile.Br, "dO": tile.Br, "dQ": ROWS}  # type: ignore[union-attr]
+    if not isinstance(tile, WarpgroupWideTile):  # whose warpgroups share columns, not keys
+        rows |= {"dK": ROWS, "dV": ROWS}
+    return rows.get(tensor, tile.Bc // getattr(tile, "cluster", 1))  # type: ignore[union-attr]
 
 
 def _walked_rows(spec: KernelSpec) -> int:

@@ -13,12 +13,13 @@ from .compile import version_text
 from .engines.emulated import EmulatedEngine
 from .errors import UsageError
 from .fleet import Job, search_measured, search_predicted
+from .forms import FORMS, of_other_widths, timed_kernels
 from .load import source_sha256
 from .measure import Timing
 from .objective import Candidate, Time, build
 from .spec.defaults import default_tile
 from .spec.gpu import Gpu
-from .spec.kernel import KernelName, KernelSpec
+from .spec.kernel import HOPPER, KernelName, KernelSpec
 from .spec.problem import Pass, Problem
 from .spec.record import Evidence, Record, check_writable, read_records, record_path, write_record
 from .spec.search import Search, TimedTile
@@ -27,7 +28,12 @@ from .verify import why_wrong
 
 By = Literal["auto", "measured", "predicted"]
 
-TUNED: dict[Pass, tuple[KernelName, ...]] = {"forward": ("forward",), "backward": ("fused", "dkdv", "dq")}
+
+def tuned_kernels(which: Pass, problem: Problem, gpu: Gpu) -> tuple[KernelName, ...]:
+    """The kernels of a pass that are searched on `gpu`: those of its forms that have records and serve the width."""
+    every = (kernel for form in FORMS[which] for kernel in timed_kernels(form))
+    fitting = (kernel for kernel in every if not of_other_widths(kernel, problem))
+    return tuple(dict.fromkeys(kernel for kernel in fitting if kernel not in HOPPER or gpu.sm == 90))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from .check import check
 from .compile import Binary, compile_source
 from .engines.engine import Engine
+from .forms import launches_with, pass_of
 from .render import render
 from .spec.defaults import default_tile
 from .spec.gpu import Gpu
-from .spec.kernel import FORWARD, FUSED, PARTS, SPLIT, KernelName, KernelSpec
-from .spec.problem import Pass, Problem
+from .spec.kernel import CONVERTS, KernelName, KernelSpec
+from .spec.problem import Problem
 from .spec.tile import Tile
 
 CUT = 3  # parts of the keys, in a pass that has parts
@@ -35,13 +36,12 @@ def why_wrong(
     "" if it is right, else the tensors that are not, and the races found. Raises LaunchError.
     """
     spec = binary.spec
-    kernels = next(names for names in (FORWARD, PARTS, SPLIT, FUSED) if spec.kernel in names)
-    which: Pass = "forward" if kernels in (FORWARD, PARTS) else "backward"
+    kernels = launches_with(spec.kernel, problem)
     binaries = {name: binary if name == spec.kernel else companion(name, spec, problem, gpu) for name in kernels}
     for Nq, Nk in shapes:
         B = 1 if problem.lengths == "uniform" else 3  # of different lengths, one with nothing
         small = replace(problem, B=B, Hq=2, Hk=1, Nq=Nq, Nk=Nk)
-        verdict = check(small, which, binaries, engine(), parts=CUT)
+        verdict = check(small, pass_of(spec.kernel), binaries, engine(), parts=CUT)
         if not verdict.ok:
             return f"Nq={Nq}, Nk={Nk}: {verdict.reason}"
     return ""
@@ -49,7 +49,7 @@ def why_wrong(
 
 def companion(kernel: KernelName, spec: KernelSpec, problem: Problem, gpu: Gpu) -> Binary:
     """A kernel that runs beside `spec` in its pass: convert has the tile of fused, the others the default."""
-    shared = kernel == "convert" and spec.kernel == "fused"
+    shared = CONVERTS.get(kernel) == spec.kernel
     return of_tile(kernel, problem, spec.tile if shared else default_tile(kernel, problem, gpu), gpu)
 
 

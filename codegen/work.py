@@ -2,31 +2,63 @@
 
 from __future__ import annotations
 
-from .run import Sizes, dq_accumulator_floats, row_tiles
+from .run import Sizes, dq_accumulator_floats, row_tiles, tiles_in_clusters
 from .spec.backward_shape import padded_columns, value_columns
-from .spec.kernel import STATS, KernelName, KernelSpec
+from .spec.kernel import CONVERTS, HOPPER, STATS, KernelName, KernelSpec
 from .spec.order import head_by_head, heads_together, launch_order
 from .spec.problem import ELEMENT_BYTES
-from .spec.tile import ForwardTile, KeyBlockTile, QueryBlockTile
+from .spec.tile import (
+    ForwardTile,
+    KeyBlockTile,
+    QueryBlockTile,
+    WarpgroupKeyTile,
+    WarpgroupQueryTile,
+    WarpgroupTile,
+    WarpgroupWideTile,
+)
+from .spec.warpgroup_shape import PANEL, panels
+
+# Tiles by what their blocks own: query rows, so that they walk the keys, or keys.
+OwnsQueries = ForwardTile | QueryBlockTile | WarpgroupTile | WarpgroupQueryTile
+OwnsKeys = KeyBlockTile | WarpgroupKeyTile | WarpgroupWideTile
 
 # Matrix products of a kernel, with d and with dv columns: S, P V forward; S, dK, dQ, dP, dV backward, S and dP twice
 # when it is split.
 PRODUCTS: dict[KernelName, tuple[int, int]] = {
     "forward": (1, 1), "partial": (1, 1), "fused": (3, 2), "dkdv": (2, 2), "dq": (2, 1),
+    "forward90": (1, 1), "fused90": (3, 2), "dkdv90": (2, 2), "dkdv90_wide": (2, 2), "dq90": (2, 1),
 }  # fmt: skip
 
 
 def tile_flops(spec: KernelSpec) -> float:
     """FLOPs that the tensor cores execute for one tile, masked or not.
 
-    forward and partial end an odd d / 8 with a half step; the others pad d to whole blocks. A product of fp32 is three
-    of TF32.
+    forward and partial end an odd d / 8 with a half step; the others pad d to whole blocks, and the kernels of
+    warpgroups to what each product needs. A product of fp32 is three of TF32.
     """
     of_d, of_dv = PRODUCTS[spec.kernel]
-    whole = isinstance(spec.tile, ForwardTile)
-    columns = of_d * (spec.d if whole else padded_columns(spec)) + of_dv * (spec.dv if whole else value_columns(spec))
+    if spec.kernel in HOPPER:
+        columns = _columns_of_warpgroups(spec)
+    elif isinstance(spec.tile, ForwardTile):
+        columns = of_d * spec.d + of_dv * spec.dv
+    else:
+        columns = of_d * padded_columns(spec) + of_dv * value_columns(spec)
     times = 3 if spec.fp32 else 1
     return columns * times * 2.0 * spec.tile.Br * spec.tile.Bc  # type: ignore[union-attr]
+
+
+def _columns_of_warpgroups(spec: KernelSpec) -> int:
+    """Columns of d and dv of all products: whole steps of 16 where they are added up; of a result, whole multiples of
+    the 64 that a warpgroup computes where they are its rows."""
+    d, dv = (_ceil(columns, spec.depth) * spec.depth for columns in (spec.d, spec.dv))  # of S and dP
+    if isinstance(spec.tile, WarpgroupTile):
+        return d + spec.dv
+    if isinstance(spec.tile, WarpgroupQueryTile):
+        return d + dv + spec.d
+    if isinstance(spec.tile, WarpgroupWideTile):
+        together = PANEL * spec.tile.consumers
+        return d + dv + sum(_ceil(columns, together) * together for columns in (spec.d, spec.dv))
+    return d + dv + spec.d + spec.dv + (PANEL * panels(spec.d) if spec.kernel == "fused90" else 0)
 
 
 def tiles_per_block(spec: KernelSpec, sizes: Sizes) -> tuple[int, ...]:
@@ -46,12 +78,14 @@ def skipped_tiles(spec: KernelSpec, sizes: Sizes) -> tuple[int, int]:
     Of one K/V head in kernels that own keys. Sequences of different lengths count as long as the longest.
     """
     tile = spec.tile
-    if isinstance(tile, KeyBlockTile) and spec.kernel != "convert":
+    if spec.kernel not in PRODUCTS:
+        return 0, 0
+    if isinstance(tile, OwnsKeys):
         group = sizes.Hq // sizes.Hk
         walks = [_walk_queries(spec, sizes, tile, j) for j in range(_ceil(sizes.Nk, tile.Bc))]
         every = _ceil(sizes.Nk, tile.Bc) * _ceil(sizes.Nq, tile.Br) * group
-    elif isinstance(tile, ForwardTile | QueryBlockTile):
-        rows = row_tiles(tile, sizes) if isinstance(tile, ForwardTile) else _ceil(sizes.Nq, tile.Br)
+    elif isinstance(tile, OwnsQueries):
+        rows = _tiles_of_rows(tile, sizes)
         walks = [_walk_keys(spec, sizes, tile, i) for i in range(rows)]
         every = rows * _ceil(sizes.Nk, tile.Bc)
     else:
@@ -64,9 +98,9 @@ def moved_bytes(spec: KernelSpec, sizes: Sizes) -> float:
     rows, row_bytes = sizes.B * sizes.Hq * sizes.Nq, ELEMENT_BYTES[spec.dtype] * spec.d
     value_bytes = ELEMENT_BYTES[spec.dtype] * spec.dv  # of a row of V or O
     O, parts = rows * (value_bytes + 8), rows * sizes.parts * (4 * spec.d + 8)  # with m and l
-    if spec.kernel in ("forward", "partial"):
+    if spec.kernel in ("forward", "partial", "forward90"):
         read = rows * row_bytes + sizes.B * sizes.Hk * sizes.Nk * (row_bytes + value_bytes)
-        return read + (O if spec.kernel == "forward" else parts)
+        return read + (parts if spec.kernel == "partial" else O)
     if spec.kernel == "combine":
         return parts + O
     if spec.kernel == "delta":
@@ -76,20 +110,58 @@ def moved_bytes(spec: KernelSpec, sizes: Sizes) -> float:
 
 def cleared_bytes(spec: KernelSpec, sizes: Sizes) -> float:
     """Bytes that are set to zero before the launch: the dQ accumulator of `fused`."""
-    return dq_accumulator_floats(spec, sizes) * 4.0 if spec.kernel == "fused" else 0.0
+    return dq_accumulator_floats(spec, sizes) * 4.0 if spec.kernel in CONVERTS.values() else 0.0
+
+
+def loaded_bytes(spec: KernelSpec, tiles: int) -> float:
+    """Bytes that TMA reads from L2 for so many tiles: of rows of K and V, or of Q and dO. Of others 0.
+
+    Of a tile of K or V each block of a cluster reads its share.
+    """
+    return _copied_bytes(spec, tiles) / _cluster(spec)
+
+
+def multicast_bytes(spec: KernelSpec, tiles: int) -> float:
+    """Bytes that so many tiles bring to shared memory besides, which the other block of a cluster has read."""
+    return _copied_bytes(spec, tiles) - loaded_bytes(spec, tiles)
+
+
+def _copied_bytes(spec: KernelSpec, tiles: int) -> float:
+    if spec.kernel not in HOPPER:
+        return 0.0
+    tile = spec.tile
+    rows = tile.Bc if isinstance(tile, OwnsQueries) else tile.Br  # type: ignore[union-attr]
+    return float(tiles * rows * (spec.d + spec.dv) * ELEMENT_BYTES[spec.dtype])
+
+
+def _cluster(spec: KernelSpec) -> int:
+    return spec.tile.cluster if isinstance(spec.tile, WarpgroupTile) else 1
+
+
+def first_bytes(spec: KernelSpec) -> float:
+    """Bytes that TMA reads before the first product of a block: its own rows, and those that they meet first."""
+    if spec.kernel not in HOPPER:
+        return 0.0
+    rows = spec.tile.Br + spec.tile.Bc / _cluster(spec)  # type: ignore[union-attr]
+    return float(ELEMENT_BYTES[spec.dtype] * spec.d * rows)
+
+
+def reduced_bytes(spec: KernelSpec, tiles: int) -> float:
+    """Bytes that bulk copies add to the sums of dQ in global memory for so many tiles of queries. Of others 0."""
+    if spec.kernel != "fused90" or not spec.tile.bulk_sums:  # type: ignore[union-attr]
+        return 0.0
+    return 4.0 * tiles * spec.tile.Br * padded_columns(spec)  # type: ignore[union-attr]
 
 
 def _walks(spec: KernelSpec, sizes: Sizes) -> list[tuple[int, int]]:
     """(tiles, masked ones among them) of each block, in launch order."""
     tile = spec.tile
-    if isinstance(tile, KeyBlockTile):
+    if isinstance(tile, OwnsKeys):
         heads, walks = sizes.Hk, [_walk_queries(spec, sizes, tile, j) for j in range(_ceil(sizes.Nk, tile.Bc))]
     elif spec.kernel == "partial" and isinstance(tile, ForwardTile):
         return _walks_of_parts(spec, sizes, tile)
-    elif isinstance(tile, ForwardTile):
-        heads, walks = sizes.Hq, [_walk_keys(spec, sizes, tile, i) for i in range(row_tiles(tile, sizes))]
-    elif isinstance(tile, QueryBlockTile):
-        heads, walks = sizes.Hq, [_walk_keys(spec, sizes, tile, i) for i in range(_ceil(sizes.Nq, tile.Br))]
+    elif isinstance(tile, OwnsQueries):
+        heads, walks = sizes.Hq, [_walk_keys(spec, sizes, tile, i) for i in range(_tiles_of_rows(tile, sizes))]
     else:
         return [(1, 0)]
     if head_by_head(spec):  # one is like the other
@@ -98,7 +170,13 @@ def _walks(spec: KernelSpec, sizes: Sizes) -> list[tuple[int, int]]:
     return [walks[i] for _, i in launch_order(spec, sizes.B * heads, together, len(walks))]
 
 
-def _walk_keys(spec: KernelSpec, sizes: Sizes, tile: ForwardTile | QueryBlockTile, i: int) -> tuple[int, int]:
+def _tiles_of_rows(tile: OwnsQueries, sizes: Sizes) -> int:
+    if isinstance(tile, WarpgroupTile):
+        return tiles_in_clusters(tile, sizes)
+    return row_tiles(tile, sizes) if isinstance(tile, ForwardTile) else _ceil(sizes.Nq, tile.Br)
+
+
+def _walk_keys(spec: KernelSpec, sizes: Sizes, tile: OwnsQueries, i: int) -> tuple[int, int]:
     """Of the block that owns Q tile i: from the last tile that it sees to the first."""
     offset = _offset(spec, sizes)
     heads = sizes.Hq // sizes.Hk if isinstance(tile, ForwardTile) and tile.packed else 1  # rows of a query
@@ -128,7 +206,7 @@ def _walks_of_parts(spec: KernelSpec, sizes: Sizes, tile: ForwardTile) -> list[t
     return walks
 
 
-def _walk_queries(spec: KernelSpec, sizes: Sizes, tile: KeyBlockTile, j: int) -> tuple[int, int]:
+def _walk_queries(spec: KernelSpec, sizes: Sizes, tile: OwnsKeys, j: int) -> tuple[int, int]:
     """Of the block that owns K/V tile j: from the first Q tile that sees it to the last, for each head of the group."""
     group, rows, offset = sizes.Hq // sizes.Hk, _ceil(sizes.Nq, tile.Br), _offset(spec, sizes)
     first = min(rows, max(0, j * tile.Bc - offset) // tile.Br) if spec.causal else 0

@@ -6,6 +6,7 @@ from typing import Literal
 
 from flashsmith.compile import version_text
 from flashsmith.load import source_sha256
+from flashsmith.predict import model_of
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
@@ -13,8 +14,6 @@ from flashsmith.spec.problem import Dtype, Problem
 from flashsmith.spec.record import Evidence, Record
 from flashsmith.spec.search import Search
 from flashsmith.spec.tile import Tile
-
-MODEL = "issue-model 2"
 
 
 def record_of(
@@ -26,7 +25,7 @@ def record_of(
     part = find_gpu(gpu)
     problem = Problem(dtype=dtype, d=d, causal=causal, B=B, Hq=heads, Nq=Nq)
     tile = tile or default_tile(kernel, problem, part)
-    by = by or (MODEL if kind == "predicted" else "NVIDIA A100, driver 580.65, 2026-11-29")
+    by = by or (model_of(kernel) if kind == "predicted" else "NVIDIA A100, driver 580.65, 2026-11-29")
     return Record(
         gpu=gpu, sm=part.sm, kernel=kernel, dtype=dtype, d=d, causal=causal, B=B, Hq=heads, Hk=heads, Nq=Nq, Nk=Nq,
         tile=tile, source_sha256=source_sha256(KernelSpec.of(kernel, problem, tile, part.sm)), nvrtc=version_text(),

@@ -67,3 +67,9 @@ def test_many_are_sorted(tmp_path: Path) -> None:
     first = [(e.record.d, e.record.causal, e.record.Nq) for e in found[:16]]
     assert first == sorted(first) and len(set(first)) == 16
     assert {e.record.gpu for e in catalog((tmp_path,), ("rtx4090",))} == {"rtx4090"}
+
+
+def test_kernels_of_warpgroups_are_listed_behind_the_others(tmp_path: Path) -> None:
+    for kernel in ("dq90", "forward90", "dq", "forward"):
+        write_record(tmp_path, record_of(kernel, 1.0, gpu="h100-sxm"))  # type: ignore[arg-type]
+    assert [e.record.kernel for e in catalog((tmp_path,))] == ["forward", "dq", "forward90", "dq90"]

@@ -96,7 +96,7 @@ FEW = ("--nq", "1", "--nk", "700", "--heads", "4", "--kv-heads", "1")
 
 def test_the_forward_of_warpgroups_is_compiled_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
     """By name, on the part that has them; elsewhere the reason is said."""
-    asked = ("--gpu", "h100-sxm", "--d", "64", "--tile", "Bc=64")
+    asked = ("--gpu", "h100-sxm", "--d", "64", "--tile", "Br=128,Bc=64,p_smem=0")
     facts = run_json(capsys, "compile", "forward90", *asked)
     assert isinstance(facts, dict) and (facts["registers"], facts["spill_bytes"], facts["blocks_per_sm"]) == (168, 0, 1)
     status, out, _ = run(capsys, "check", "forward", "--kernel", "forward90", *asked, "--nq", "70", "--heads", "1")
@@ -105,12 +105,30 @@ def test_the_forward_of_warpgroups_is_compiled_and_checked(capsys: pytest.Captur
     assert status != 0 and "no forward90 tile fits a100" in err and "sm_90a" in err
 
 
+def test_the_forward_of_warpgroups_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """By its own model, which names itself; what bounds it is its schedule, and its peak that of wgmma."""
+    asked = ("forward", "--kernel", "forward90", "--gpu", "h200", "--d", "64")
+    found = run_json(capsys, "predict", *asked)
+    assert isinstance(found, dict)
+    (kernel,) = found["kernels"]
+    assert kernel["by"].startswith("warpgroup-model") and kernel["blocks_per_sm"] == 1
+    assert 0.2 < kernel["pipes"]["tensor"] < 0.9 and 300 < found["tflops"] < 700
+    status, out, _ = run(capsys, "predict", *asked)
+    assert status == 0 and "of its wgmma peak" in out and "the order of the warpgroups' work" in out
+
+
+@pytest.mark.parametrize(("d", "first"), [("64", "dkdv90_bf16"), ("136", "dkdv90_wide_bf16")])
+def test_the_split_backward_of_warpgroups_is_checked(capsys: pytest.CaptureFixture[str], d: str, first: str) -> None:
+    """By the name of one of its kernels; which the others are, the head dimension says."""
+    asked = ("--kernel", "dq90", "--gpu", "h100-sxm", "--d", d, "--nq", "70", "--heads", "1", "--causal")
+    status, out, _ = run(capsys, "check", "backward", *asked)
+    assert status == 0 and first in out and "dq90_bf16" in out
+
+
 def test_what_the_forward_of_warpgroups_has_not_yet_is_refused_by_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked = ("forward", "--kernel", "forward90", "--gpu", "h100-sxm", "--d", "64")
-    status, _, err = run(capsys, "predict", *asked)
-    assert status == 1 and "forward90: the model cannot time" in err
     status, _, err = run(capsys, "export", *asked, "-o", str(tmp_path / "made"))
     assert status == 2 and "takes tensor maps" in err and "Use forward." in err and not (tmp_path / "made").exists()
 

@@ -11,7 +11,7 @@ from flashsmith import lookup, paths
 from flashsmith.compile import compile_source
 from flashsmith.errors import StaleRecord
 from flashsmith.forms import MARGIN, Choice, streaming_ms
-from flashsmith.load import backward_form, load_best, load_pass
+from flashsmith.load import backward_form, forward_form, load_best, load_pass, pass_form
 from flashsmith.predict import predict
 from flashsmith.render import render
 from flashsmith.spec.gpu import find_gpu
@@ -155,3 +155,61 @@ def test_deterministic_is_split_whatever_the_records_say(tmp_path: Path) -> None
     asked = backward_form(PROBLEM, A100, deterministic=True, folder=tmp_path)
     assert asked == Choice(form="split", reason="split: deterministic gradients were asked for")
     assert list(load_pass(PROBLEM, "backward", "a100", deterministic=True, folder=tmp_path)) == ["delta", "dkdv", "dq"]
+
+
+# ---- two families ------------------------------------------------------------------------------------------------
+
+H100 = "h100-sxm"
+WIDE = replace(PROBLEM, d=192)
+
+
+def hopper(folder: Path, kind: str = "predicted", **ms: float) -> None:
+    """Records for an H100, of kernels by name."""
+    for kernel, time in ms.items():
+        write_record(folder, record_of(kernel, time, kind, gpu=H100))  # type: ignore[arg-type]
+
+
+def test_on_sm_90_kernels_of_warpgroups_come_first(tmp_path: Path) -> None:
+    """Where nothing was timed, and they can serve; few rows, fp32 and other parts have the other family."""
+    gpu = find_gpu(H100)
+    assert forward_form(PROBLEM, gpu, tmp_path).form == "whole90" and form(tmp_path, gpu=H100).form == "fused90"
+    assert form(tmp_path, WIDE, H100).form == "fused" and forward_form(WIDE, gpu, tmp_path).form == "whole90"
+    assert backward_form(PROBLEM, gpu, deterministic=True, folder=tmp_path).form == "split90"
+    assert backward_form(WIDE, gpu, deterministic=True, folder=tmp_path).form == "split90_wide"
+    others = [replace(PROBLEM, dtype="fp32"), replace(PROBLEM, B=16, Nq=64), replace(PROBLEM, Nk=0)]
+    assert [forward_form(other, gpu, tmp_path).form for other in others] == ["whole"] * 3
+    assert (
+        forward_form(PROBLEM, A100, tmp_path).form == "whole" == forward_form(PROBLEM, find_gpu("b200"), tmp_path).form
+    )
+    assert pass_form(PROBLEM, "forward", gpu, folder=tmp_path, maps=False).form == "whole"
+    assert pass_form(PROBLEM, "backward", gpu, folder=tmp_path, maps=False).form == "fused"
+    assert pass_form(PROBLEM, "backward", gpu, True, folder=tmp_path, maps=False).form == "split"
+
+
+def test_families_are_compared_each_by_its_own_model(tmp_path: Path) -> None:
+    gpu = find_gpu(H100)
+    hopper(tmp_path, forward=0.1, forward90=0.09)
+    assert forward_form(PROBLEM, gpu, tmp_path).form == "whole90"
+    hopper(tmp_path, forward=0.08)
+    found = forward_form(PROBLEM, gpu, tmp_path)
+    assert found.form == "whole" and "against" in found.reason and "predicted for Nq=1024" in found.reason
+    write_record(tmp_path, record_of("forward90", 0.09, gpu=H100, by="warpgroup-model 0"))  # a model of yesterday
+    assert forward_form(PROBLEM, gpu, tmp_path).form == "whole90"
+
+
+def test_of_four_forms_the_fastest_serves_and_the_others_are_named(tmp_path: Path) -> None:
+    hopper(tmp_path, fused=1.0, dkdv=0.4, dq=0.4, fused90=0.5, dkdv90=0.3, dq90=0.1)
+    found = form(tmp_path, gpu=H100)
+    assert found.form == "split90" and all(name in found.reason for name in ("(fused90)", "(fused)", "(split)"))
+    hopper(tmp_path, "measured", fused=0.2, dkdv=0.4, dq=0.4, fused90=0.5, dkdv90=0.3, dq90=0.1)
+    found = form(tmp_path, gpu=H100)
+    assert found.form == "fused" and "measured" in found.reason
+    assert found.reason.endswith(", delta, convert and convert90 left out")
+
+
+def test_evidence_on_all_forms_goes_before_measured_times_of_some(tmp_path: Path) -> None:
+    """Who has measured the old kernels only does not lose the new ones."""
+    hopper(tmp_path, fused=1.0, dkdv=0.4, dq=0.4, fused90=0.5, dkdv90=0.3, dq90=0.4)
+    for kernel in ("fused", "dkdv", "dq"):
+        write_record(tmp_path, record_of(kernel, 0.1, "measured", gpu=H100, Nq=2048))  # type: ignore[arg-type]
+    assert form(tmp_path, gpu=H100).form == "fused90"

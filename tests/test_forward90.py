@@ -16,6 +16,7 @@ from flashsmith.engines.emulated import EmulatedEngine
 from flashsmith.engines.engine import Tensor
 from flashsmith.errors import CompileError
 from flashsmith.inputs import make_inputs
+from flashsmith.measure import launcher
 from flashsmith.render import Source, render
 from flashsmith.run import run_forward
 from flashsmith.sass import disassemble
@@ -53,14 +54,42 @@ CASES: dict[str, tuple[Fields, Fields]] = {
     ),
     "d192 dv128": ({"d": 192, "dv": 128, "Nq": 70, "Nk": 200}, {"Bc": 80}),
     "d64 dv128 causal": ({"d": 64, "dv": 128, "Nq": 70, "Nk": 200, "causal": True}, {"Bc": 80}),
+    "d64, P in shared memory, pingpong of three": (
+        {"d": 64, "Nq": 200, "Nk": 450}, {"Br": 192, "Bc": 192, "p_smem": True, "pingpong": True},
+    ),
+    "d96 fp16 causal, P in shared memory": (
+        {"d": 96, "dtype": "fp16", "Nq": 200, "Nk": 250, "causal": True}, {"Bc": 80, "p_smem": True},
+    ),
+    "d128, P in shared memory, no overlap": (
+        {"d": 128, "Nq": 70, "Nk": 200}, {"Br": 64, "Bc": 48, "p_smem": True, "overlap": False, "stages": 1},
+    ),
+    "d80, columns left over": ({"d": 80, "dv": 48, "Nq": 70, "Nk": 200}, {"Bc": 80}),
+    "d64 causal, the rows of a warpgroup before all keys of a tile": (
+        {"d": 64, "Nq": 260, "Nk": 260, "causal": True, "Hq": 3}, {"Br": 192, "Bc": 32, "pingpong": True},
+    ),
+    "d128, pairs of blocks and an odd tile": (
+        {"d": 128, "Nq": 300, "Nk": 400, "Hq": 2}, {"Bc": 80, "pingpong": True, "cluster": 2},
+    ),
+    "d192 dv128, pairs with one buffer": (
+        {"d": 192, "dv": 128, "Nq": 130, "Nk": 200, "B": 2}, {"Bc": 80, "stages": 1, "cluster": 2},
+    ),
+    "d64 fp16, pairs, P in shared memory, pingpong of three": (
+        {"d": 64, "dtype": "fp16", "Nq": 200, "Nk": 450, "Hk": 2},
+        {"Br": 192, "Bc": 112, "stages": 3, "p_smem": True, "pingpong": True, "cluster": 2},
+    ),
+    "d72, pairs of one consumer, no overlap, few rows and keys": (
+        {"d": 72, "Nq": 3, "Nk": 5}, {"Br": 64, "Bc": 32, "overlap": False, "cluster": 2},
+    ),
     "d256 fp16 causal": ({"d": 256, "dtype": "fp16", "Nq": 70, "Nk": 170, "causal": True}, {"Bc": 64}),
 }  # fmt: skip
 
 GOLDEN: dict[str, tuple[Fields, Fields]] = {
     "forward90_d128_h100": ({"d": 128}, {"Bc": 176}),
+    "forward90_d128_pairs_h100": ({"d": 128}, {"Bc": 176, "pingpong": True, "cluster": 2}),
     "forward90_d72_fp16_causal_pingpong_h100": (
         {"d": 72, "dtype": "fp16", "causal": True}, {"Bc": 128, "pingpong": True},
     ),
+    "forward90_d64_p_smem_h100": ({"d": 64}, {"Br": 192, "Bc": 192, "p_smem": True, "pingpong": True}),
     "forward90_d64_one_consumer_no_overlap_h100": (
         {"d": 64}, {"Br": 64, "Bc": 64, "overlap": False, "early_k_wait": False},
     ),
@@ -98,9 +127,12 @@ def test_the_text_is_tidy(case: tuple[Fields, Fields]) -> None:
 @TIMINGS
 @pytest.mark.parametrize("name", CASES)
 def test_against_float64(name: str, late: bool) -> None:
-    """Whether copies and products happen at once or at the last moment; all accesses ordered, all wgmma fenced."""
+    """Whether copies and products happen at once or at the last moment; all accesses ordered, all wgmma fenced.
+
+    Two blocks share the tiles, so that rings, parities and turns pass from one to the next.
+    """
     problem, tile = CASES[name]
-    binary, engine = binary_of(problem, tile), EmulatedEngine(check_races=True, late=late)
+    binary, engine = binary_of(problem, tile), EmulatedEngine(check_races=True, late=late, sms=2)
     verdict = check(problem_of(problem), "forward", {"forward90": binary}, engine)
     assert verdict.ok, verdict.reason
     assert not missing_wgmma_fences(parse(binary.ptx).kernels["forward90"])
@@ -128,15 +160,46 @@ def test_huge_scores(size: float) -> None:
     assert verdict.ok, verdict.reason
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("sms", [1, 3, 4, 132])
+def test_any_number_of_blocks_gives_the_same_bits(sms: int, cluster: int) -> None:
+    """Six tiles, of different lengths with a mask; one block or pair walks over them all, or each tile has its own."""
+    problem = {"d": 64, "Nq": 150, "Nk": 150, "causal": cluster == 1, "Hq": 2}
+    binary, x = binary_of(problem, {"Br": 64, "Bc": 32, "cluster": cluster}), make_inputs(problem_of(problem))
+    results = []
+    for engine in (EmulatedEngine(sms=sms), EmulatedEngine(sms=2)):
+        q, k, v = (engine.tensor(each) for each in (x.q, x.k, x.v))
+        out = run_forward(engine, {"forward90": binary}, q, k, v, 0.125)
+        results.append([engine.read(each) for each in (out.O, out.m, out.l)])
+    assert all(np.array_equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_a_launch_that_is_repeated_is_the_whole_forward() -> None:
+    """As a measurement packs it once: tensor maps, blocks and tiles."""
+    fields = {"d": 64, "Nq": 70, "Nk": 70}
+    problem, engine = problem_of(fields), EmulatedEngine(sms=2)
+    x = make_inputs(problem)
+    q, k, v = (engine.tensor(each) for each in (x.q, x.k, x.v))
+    binary = binary_of(fields, {"Br": 64, "Bc": 32})
+    want = run_forward(engine, {"forward90": binary}, q, k, v, problem.softmax_scale)
+    O, m, l = (engine.empty(each.shape, each.dtype) for each in (want.O, want.m, want.l))
+    launch = launcher(engine, binary, problem, {"Q": q, "K": k, "V": v, "O": O, "m": m, "l": l}, lambda tensor: None)
+    launch()
+    launch()
+    assert all(np.array_equal(engine.read(a), engine.read(b)) for a, b in ((O, want.O), (m, want.m), (l, want.l)))
+
+
 # ------------------------------------------------------------------------------------------------- machine code
 
 
 @pytest.mark.parametrize(
-    ("d", "Bc", "most"), [(128, 176, 31.3), (128, 128, 31.3), (64, 176, 38.0)], ids=["d128", "d128 Bc128", "d64"]
-)
-def test_instructions_for_each_wgmma(d: int, Bc: int, most: float) -> None:
+    ("d", "Br", "Bc", "p_smem", "most"),
+    [(128, 128, 176, False, 31.3), (128, 128, 128, False, 31.3), (64, 128, 176, False, 38.0),
+     (64, 192, 192, True, 41.0), (128, 192, 128, True, 34.0), (96, 192, 128, True, 37.0)],
+)  # fmt: skip
+def test_instructions_for_each_wgmma(d: int, Br: int, Bc: int, p_smem: bool, most: float) -> None:
     """Of the unmasked loop; FlashAttention-3 has 31.3 at d = 128 with tiles of 128 x 176."""
-    binary = binary_of({"d": d}, {"Bc": Bc})
+    binary = binary_of({"d": d}, {"Br": Br, "Bc": Bc, "p_smem": p_smem})
     function = disassemble(binary.cubin).functions["forward90"]
     opcodes = [instruction.base for instruction in function.short_trace.loop]
     products = d // 16 + Bc // 16
@@ -154,6 +217,34 @@ def test_a_border_of_blocks_keeps_the_softmax_under_the_product(early: bool, abo
     exponentials = sum("MUFU" in opcode for opcode in opcodes[waits[0] : waits[1]])
     assert len(waits) == 2
     assert exponentials == above if early else exponentials <= above
+
+
+@pytest.mark.parametrize(("d", "Bc"), [(128, 176), (256, 80)])
+def test_pairs_cost_the_loop_hardly_an_instruction(d: int, Bc: int) -> None:
+    """Two lanes tell two blocks in one instruction, and where the other block's barrier lies is one more."""
+    loops = []
+    for cluster in (1, 2):
+        binary = binary_of({"d": d}, {"Bc": Bc, "pingpong": True, "cluster": cluster})
+        function = disassemble(binary.cubin).functions["forward90"]
+        assert binary.spill_bytes == 0 and not any(loop.spill_instructions for loop in function.loops)
+        loops.append([instruction.base for instruction in function.short_trace.loop])
+    alone, pair = loops
+    assert len(alone) <= len(pair) <= len(alone) + 4
+    assert all(alone.count(name) == pair.count(name) for name in ("HGMMA", "SYNCS", "MUFU", "WARPGROUP", "MEMBAR"))
+
+
+def test_pairs_read_keys_once() -> None:
+    """Of K and V half of the bytes come from global memory, and all of them to shared memory."""
+    fields, reports = {"d": 64, "Nq": 256, "Nk": 256, "Hq": 1}, []
+    for cluster in (1, 2):
+        engine = EmulatedEngine()
+        tile = {"Br": 64, "Bc": 64, "cluster": cluster}
+        assert check(problem_of(fields), "forward", {"forward90": binary_of(fields, tile)}, engine).ok
+        reports.append(engine.reports[0][1])
+    alone, pair = reports
+    rows = 256 * 64 * 2  # bytes of Q, of K and of V; four blocks read K and V
+    assert alone.global_read_bytes == rows + 4 * 2 * rows and pair.global_read_bytes == rows + 2 * 2 * rows
+    assert alone.async_copied_bytes == pair.async_copied_bytes == rows + 4 * 2 * rows
 
 
 def test_products_that_wait_for_each_other_are_refused() -> None:

@@ -7,6 +7,7 @@ import shlex
 import pytest
 from flashsmith import fuzz
 from flashsmith.cli import main
+from flashsmith.forms import KERNELS_OF, timed_kernels
 from flashsmith.render import Source, render
 from flashsmith.spec.kernel import KernelSpec
 from flashsmith.spec.limits import why_illegal
@@ -23,7 +24,9 @@ def test_every_feature_is_drawn() -> None:
     assert {"left", "shifted", "top-left", "sinks", "dropout", "padded", "packed", "score_mod"} <= words
     assert {case.problem.dtype for case in CASES} == {"bf16", "fp16", "fp32"}
     assert {case.gpu.key for case in CASES} == set(fuzz.GPUS) and any(case.problem.dv for case in CASES)
-    assert {case.kernel for case in CASES} == {"forward", "fused", "dkdv", "dq"}
+    drawn = {case.kernel for case in CASES}
+    every = {kernel for form in KERNELS_OF for kernel in timed_kernels(form)}
+    assert drawn >= every - {"partial", "combine", "dkdv90_wide"}  # wide heads on one GPU of four are seldom
 
 
 def test_tiles_are_legal() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 import torch
 from flashsmith.errors import LaunchError
 from flashsmith.footprint import Measured
-from flashsmith.gpuday import tiles, work
+from flashsmith.gpuday import tiles, warpgroups, work
 from flashsmith.gpuday.report import markdown
-from flashsmith.spec.gpu import GPUS
+from flashsmith.spec.gpu import GPUS, find_gpu
 from flashsmith.spec.problem import Problem
+from flashsmith.tune import tuned_kernels
 
 from tests.spec.test_record import RECORD
 from tests.test_bench import FakeClock, sdpa, too_large
@@ -83,6 +85,37 @@ def test_tiles_are_timed_and_failures_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert "3 tiles measured, 1 not" in reported("tiles dq", found)
 
 
+def test_kernels_of_warpgroups_are_timed_beside_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each width with and without turns and the early wait, one control, and cuDNN before and after; then fused90."""
+    problem = Problem(dtype="bf16", d=64, Hq=2, Nq=256)
+    monkeypatch.setattr(warpgroups, "PROBLEMS", [problem])
+    monkeypatch.setattr(warpgroups, "WIDTHS", (64, 80))
+    monkeypatch.setattr(warpgroups, "ROWS", (64, 80))
+    monkeypatch.setattr(warpgroups, "present_gpu", lambda: H200)
+    monkeypatch.setattr(warpgroups, "_cudnn", cudnn)
+    monkeypatch.setattr("flashsmith.measuring.trial.on_device", lambda *arguments: lambda request: [2e-3] * 3)
+    every = findings(work.warpgroups)[-1]
+    found = [line for line in every if line["which"] == "forward"]
+    tiles = [line["tile"] for line in found[1:-1]]
+    assert found[0]["key"] == found[-1]["key"] == "torch cuDNN" and [t["overlap"] for t in tiles].count(False) == 1
+    assert {(t["Bc"], t["pingpong"], t["early_k_wait"]) for t in tiles[:-1]} == set(
+        itertools.product((64, 80), (False, True), (False, True))
+    )
+    assert all(line["tflops"] == pytest.approx(problem.flops("forward") / 2e-3 / 1e12) for line in found[1:-1])
+    sums = [(x["tile"]["Br"], x["tile"]["bulk_sums"]) for x in every if x["key"].startswith("fused90")]
+    assert sorted(sums) == sorted(2 * [(64, False), (64, True)])  # 80 rows are no two halves of whole groups
+    text = reported("warpgroups", every)
+    assert "forward bf16 d=64 N=256, measured" in text and "| torch cuDNN | no such engine |" in text
+    assert "backward bf16 d=64 N=256, measured" in text
+    monkeypatch.setattr("flashsmith.spec.gpu.present_gpu", lambda: find_gpu("a100"))
+    with pytest.raises(work.CannotRun, match="sm_90"):
+        findings(work.warpgroups)
+
+
+def cudnn(problem: Problem, which: str, gpu: Any) -> dict[str, Any]:
+    return {"key": "torch cuDNN", "problem": asdict(problem), "which": which, "failure": "no such engine"}
+
+
 def test_a_search_tells_each_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
 
@@ -92,8 +125,11 @@ def test_a_search_tells_each_record(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     monkeypatch.setattr("flashsmith.tune.tune_kernel", tune_kernel)
     told = findings(work.tune, "128", "True", str(tmp_path))
-    assert asked == [(kernel, 128, True, "h200", tmp_path, "measured") for kernel in ("forward", "fused", "dkdv", "dq")]
-    assert [len(rows) for rows in told] == [1, 2, 3, 4] and "| measured |" in reported("tune d128 causal", told[-1])
+    names = (*tuned_kernels("forward", SMALL, H200), *tuned_kernels("backward", SMALL, H200))
+    assert {"forward", "forward90", "fused", "dkdv", "dq"} <= set(names)
+    assert asked == [(kernel, 128, True, "h200", tmp_path, "measured") for kernel in names]
+    assert [len(rows) for rows in told] == [*range(1, len(names) + 1)]
+    assert "| measured |" in reported("tune d128 causal", told[-1])
 
 
 def test_memory_stands_beside_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
 from flashsmith.spec.problem import Problem
-from flashsmith.spec.tile import ForwardTile, KeyBlockTile, Tile
+from flashsmith.spec.tile import ForwardTile, KeyBlockTile, Tile, WarpgroupTile
 
 from .features import FEATURES
 
@@ -95,6 +95,16 @@ def test_no_time_below_the_floor_is_believed() -> None:
     assert floor_seconds(spec_of(LARGE, "delta"), LARGE, GPU) == 0
 
 
+def test_the_floor_of_warpgroups_is_that_of_wgmma() -> None:
+    """Two thirds of the other kernels' on the same part: no wgmma that runs above the nominal clock is refused."""
+    hopper = find_gpu("h200")
+    spec = KernelSpec.of("forward90", LARGE, WarpgroupTile(Br=128, Bc=128), 90)
+    floor = floor_seconds(spec, LARGE, hopper)
+    assert floor == pytest.approx(floor_seconds(spec_of(LARGE), LARGE, hopper) * 2 / 3, rel=0.001)
+    visible = LARGE.flops("forward") / (hopper.wgmma_tflops * 1e12)
+    assert floor == pytest.approx(visible / 2, rel=0.001) and floor < visible * hopper.clock_ghz / 1.98
+
+
 @pytest.mark.parametrize(("Nq", "Nk"), [(5, 5), (3, 8), (8, 3), (1, 9), (9, 1), (0, 4), (4, 0)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_visible_pairs_are_those_of_the_mask(Nq: int, Nk: int, causal: bool) -> None:
@@ -122,6 +132,16 @@ def test_every_tuned_kernel_can_be_timed(kernel: KernelName) -> None:
     seconds = bench(kernel, clock)(Again(compiled(kernel, default_tile(kernel, SMALL, GPU)), 2))
     assert seconds == [0.5, 0.5]
     assert (clock.cleared > 0) is (kernel == "fused")  # its accumulator, for every launch
+
+
+@pytest.mark.parametrize("kernel", ["forward90", "fused90", "dkdv90", "dq90"])
+def test_kernels_of_warpgroups_can_be_timed(kernel: KernelName) -> None:
+    """Their tensor maps are encoded once, and a launch has at most as many blocks as the GPU multiprocessors."""
+    gpu, clock = find_gpu("h100-sxm"), FakeClock(0.5)
+    timed = Bench(kernel, SMALL, gpu, EmulatedEngine(sms=1), clock, EmulatedEngine, "the emulator")
+    spec = KernelSpec.of(kernel, SMALL, default_tile(kernel, SMALL, gpu), gpu.sm)
+    assert timed(Again(compile_source(render(spec)), 2)) == [0.5, 0.5]
+    assert (clock.cleared > 0) is (kernel == "fused90")
 
 
 @pytest.mark.parametrize("kernel", ["forward", "fused", "dkdv", "dq"])

@@ -13,7 +13,7 @@ from flashsmith.load import forward_form, load_pass
 from flashsmith.parts import choose_parts
 from flashsmith.predict import predict_pass
 from flashsmith.render import render
-from flashsmith.sass.kernel_time import HBM_SHARE
+from flashsmith.sass.board import HBM_SHARE
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import Gpu, find_gpu
 from flashsmith.spec.kernel import FORWARD, PARTS, KernelSpec

@@ -15,22 +15,23 @@ from flashsmith.run import grid
 from flashsmith.sass import disassemble, predict_time
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import GPUS, find_gpu
-from flashsmith.spec.kernel import KernelName, KernelSpec
+from flashsmith.spec.kernel import HOPPER, KernelName, KernelSpec
 from flashsmith.spec.order import head_by_head
 from flashsmith.spec.problem import Pass, Problem
-from flashsmith.spec.tile import ForwardTile, RowTile
-from flashsmith.work import masked_share, moved_bytes, tiles_per_block
+from flashsmith.spec.tile import ForwardTile, RowTile, WarpgroupTile
+from flashsmith.work import first_bytes, loaded_bytes, masked_share, moved_bytes, reduced_bytes, tiles_per_block
 
-A100 = find_gpu("a100")
+A100, H200 = find_gpu("a100"), find_gpu("h200")
 
 
 def spec_of(kernel: KernelName, problem: Problem) -> KernelSpec:
-    return KernelSpec.of(kernel, problem, default_tile(kernel, problem, A100), 80)
+    gpu = H200 if kernel in HOPPER else A100
+    return KernelSpec.of(kernel, problem, default_tile(kernel, problem, gpu), gpu.sm)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(("Nq", "Nk"), [(1000, 1000), (129, 1300), (1300, 129), (1, 1)])
-@pytest.mark.parametrize("kernel", ["forward", "dq", "fused", "dkdv"])
+@pytest.mark.parametrize("kernel", ["forward", "dq", "fused", "dkdv", "forward90"])
 def test_tiles_of_a_block_are_those_that_see_something(kernel: KernelName, Nq: int, Nk: int, causal: bool) -> None:
     """Counted from the mask: a walk runs from the edge of the tensor to the last tile that has a visible pair."""
     problem = Problem(dtype="bf16", d=64, causal=causal, Hq=4, Hk=2, Nq=Nq, Nk=Nk)
@@ -44,7 +45,8 @@ def test_tiles_of_a_block_are_those_that_see_something(kernel: KernelName, Nq: i
     seen = pairs.any((2, 3))
     got = tiles_per_block(spec, sizes_of(problem))
     mixed = causal and not head_by_head(spec)  # tile by tile of heads that share the L2 cache
-    if kernel in ("forward", "dq"):
+    by_rows = kernel in ("forward", "dq", "forward90")
+    if by_rows:
         want = [int(np.nonzero(row)[0].max(initial=-1)) + 1 for row in seen]
         heads = 4 if mixed else 1
         assert sorted(got) == sorted(want * heads) and (not causal or list(got) == sorted(got, reverse=True))
@@ -55,7 +57,7 @@ def test_tiles_of_a_block_are_those_that_see_something(kernel: KernelName, Nq: i
     walked = np.zeros_like(seen)
     for i in range(rows):
         for j in range(keys):
-            walked[i, j] = seen[i, j:].any() if kernel in ("forward", "dq") else seen[: i + 1, j].any()
+            walked[i, j] = seen[i, j:].any() if by_rows else seen[: i + 1, j].any()
     masked = walked & ~pairs.all((2, 3))
     assert masked_share(spec, sizes_of(problem)) == pytest.approx(masked.sum() / max(1, walked.sum()), abs=0.02)
 
@@ -167,3 +169,67 @@ def test_the_same_kernel_on_a_slower_board_is_slower(kernels: dict[Pass, dict[Ke
     half = replace(A100, sms=54)
     ratio = [predict(kernels["forward"]["forward"], problem, gpu).seconds for gpu in (half, A100)]
     assert 1.8 < ratio[0] / ratio[1] < 2.2
+
+
+# ---- kernels of warpgroups ---------------------------------------------------------------------------------------
+
+W = Problem(dtype="bf16", d=128, B=2, Nq=8192)
+
+
+def of_warpgroups(problem: Problem, tile: WarpgroupTile) -> Binary:
+    return compile_source(render(KernelSpec.of("forward90", problem, tile, 90)))
+
+
+def test_work_of_a_kernel_of_warpgroups() -> None:
+    """Tiles, FLOPs and bytes by hand; masks are a loop of their own, and the blocks stay."""
+    spec, sizes = KernelSpec.of("forward90", W, WarpgroupTile(Br=128, Bc=176), 90), sizes_of(W)
+    work = work_of(spec, sizes)
+    tiles, walked = 8192 // 128 * 16 * 2, -(-8192 // 176)
+    assert (work.blocks, work.warps, work.producer_warps, work.persistent) == (tiles, 12, 4, True)
+    assert work.tensor_flops == 4.0 * 128 * 176 * 128 * tiles * walked
+    assert work.loaded_bytes == loaded_bytes(spec, tiles * walked) == tiles * walked * 2 * 176 * 128 * 2
+    assert work.first_bytes == first_bytes(spec) == (128 + 176) * 128 * 2 and work.reduced_bytes == 0
+    assert work.hbm_bytes == moved_bytes(spec, sizes) == moved_bytes(spec_of("forward", W), sizes)
+    pair = work_of(KernelSpec.of("forward90", W, WarpgroupTile(Br=128, Bc=176, cluster=2), 90), sizes)
+    assert pair.loaded_bytes == pair.multicast_bytes == work.loaded_bytes / 2 and work.multicast_bytes == 0
+    assert pair.first_bytes == (128 + 88) * 128 * 2 and pair.blocks == work.blocks
+    causal = KernelSpec.of("forward90", replace(W, causal=True), WarpgroupTile(Br=128, Bc=128), 90)
+    work = work_of(causal, sizes)
+    assert work.rare_share == 0 and work.twin_share == pytest.approx(64 / (64 * 65 / 2))
+    other = work_of(spec_of("forward", W), sizes)
+    assert (other.loaded_bytes, other.first_bytes, other.twin_share, other.persistent) == (0, 0, 0, False)
+    assert reduced_bytes(spec_of("fused", W), 100) == 0  # its sums go through registers
+
+
+@pytest.mark.parametrize("d", [64, 72, 128])
+def test_the_loop_of_warpgroups_runs_as_often_as_the_flops_say(d: int) -> None:
+    """All tiles but what stands outside the loop: the first S = Q K^T and the last O += P V, a tile together."""
+    problem = replace(W, d=d)
+    binary = of_warpgroups(problem, WarpgroupTile(Br=128, Bc=64, pingpong=True))
+    function = disassemble(binary.cubin).functions["forward90"]
+    time = predict_time(function, board_of(H200), work_of(binary.spec, sizes_of(problem)))
+    assert time.iterations == pytest.approx(8192 / 64 - 1)
+
+
+def test_schedules_of_warpgroups_are_told_apart() -> None:
+    """Turns, products under the softmax, and exponentials above the wait for them: each is faster than without."""
+    best = WarpgroupTile(Br=128, Bc=128, pingpong=True)
+    tiles = (best, replace(best, pingpong=False), replace(best, overlap=False), replace(best, early_k_wait=False))
+    times = [predict(of_warpgroups(W, tile), W, H200) for tile in tiles]
+    assert all(other.seconds > 1.02 * times[0].seconds for other in times[1:])
+    assert 0.5 * H200.wgmma_tflops < times[0].tflops < 0.9 * H200.wgmma_tflops
+    assert times[2].bound_by.startswith("the order of the warpgroups' work")
+
+
+def test_a_masked_launch_pays_for_its_masks() -> None:
+    problem = Problem(dtype="bf16", d=128, causal=True, B=2, Nq=1024)
+    binary = of_warpgroups(problem, WarpgroupTile(Br=128, Bc=128, pingpong=True))
+    function = disassemble(binary.cubin).functions["forward90"]
+    assert len(function.twin) > len(function.short_trace.loop) + 100
+    work = work_of(binary.spec, sizes_of(problem))
+    board = replace(board_of(H200), l2_bytes_per_clock_sm=64.0)  # L2 does not hide what a mask costs
+    with_masks, without = (
+        predict_time(function, board, replace(work, twin_share=share)).seconds for share in (work.twin_share, 0.0)
+    )
+    assert 1.005 * without < with_masks < 1.1 * without
+    assert predict(binary, problem, H200, rare_always=True).seconds > with_masks

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from flashsmith import run
+from flashsmith.engines.emulated import EmulatedEngine
 from flashsmith.engines.engine import Tensor
 from flashsmith.errors import LaunchError
-from flashsmith.run import Sizes, grid, pack, run_backward, run_forward
+from flashsmith.run import Sizes, blocks_of, grid, pack, run_backward, run_forward
 from flashsmith.spec import limits
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import ARG_BYTES, KERNELS, KernelName, KernelSpec
 from flashsmith.spec.problem import Problem
-from flashsmith.spec.tile import ForwardTile
+from flashsmith.spec.tile import ForwardTile, WarpgroupTile
 
 PROBLEM = Problem(dtype="bf16", d=64, causal=True, B=2, Hq=6, Hk=2, Nq=200, Nk=333)
 SIZES = Sizes(B=2, Hq=6, Hk=2, Nq=200, Nk=333)
@@ -98,6 +99,7 @@ class Recorder:
     """An Engine that computes nothing and remembers every launch."""
 
     name = "recorder"
+    sms = 132
 
     def __init__(self) -> None:
         self.launches: list[tuple[str, int, int, int]] = []
@@ -148,6 +150,30 @@ def test_a_backward_is_three_launches(kernels: tuple[KernelName, ...]) -> None:
     for name, blocks, threads, smem in engine.launches:
         spec = spec_of(name)  # type: ignore[arg-type]
         assert (blocks, threads, smem) == (grid(spec, SIZES), spec.threads, limits.smem_bytes(spec))
+
+
+@pytest.mark.parametrize(("sms", "blocks"), [(2, 2), (23, 23), (132, 24)])
+def test_blocks_that_share_tiles_are_no_more_than_the_multiprocessors(sms: int, blocks: int) -> None:
+    """And the kernel is told how many tiles there are: 2 of each of 12 heads."""
+    gpu = find_gpu("h100-sxm")
+    spec = KernelSpec.of("forward90", PROBLEM, default_tile("forward90", PROBLEM, gpu), gpu.sm)
+    assert grid(spec, SIZES) == 24 and blocks_of(spec, SIZES, sms) == blocks
+    engine = EmulatedEngine(sms=sms)
+    values = pack(spec, tensors(), SIZES, 0.3, engine=engine)
+    assert dict(zip((arg.name for arg in spec.signature), values, strict=True))["tiles"] == 24
+    assert blocks_of(spec_of("forward"), SIZES, sms) == grid(spec_of("forward"), SIZES)
+
+
+@pytest.mark.parametrize(("sms", "blocks"), [(1, 2), (2, 2), (23, 22), (132, 48)])
+def test_blocks_of_clusters_come_in_pairs(sms: int, blocks: int) -> None:
+    """A head of three tiles has four, the last past the end, and no multiprocessor is left alone with half a pair."""
+    tile = WarpgroupTile(Br=64, Bc=64, cluster=2)
+    problem, sizes = replace(PROBLEM, causal=False), replace(SIZES, Nq=150)
+    spec = KernelSpec.of("forward90", problem, tile, 90)
+    heads = sizes.B * sizes.Hq
+    assert grid(spec, sizes) == 4 * heads and blocks_of(spec, sizes, sms) == blocks
+    alone = KernelSpec.of("forward90", problem, replace(tile, cluster=1), 90)
+    assert grid(alone, sizes) == 3 * heads
 
 
 @pytest.mark.parametrize("zero", ["B", "Hq", "Nq", "Nk"])

@@ -2,9 +2,9 @@
 
     python tools/ship_records.py [--trials 8] [--seed 0] [--kernels forward,dq] [--out tuned]
 
-bf16 and fp16, d of HEAD_DIMS, causal and not; forward, fused, dkdv and dq; at the lengths that `flashsmith tune` has by
-default. Each class of GPUs, whose SMs are alike, is searched once in bf16. For its other members and for fp16 the best
-tile of that search is tried again, beside the default. Winners are checked on the emulator, races included.
+bf16 and fp16, d of HEAD_DIMS, causal and not; every kernel that `flashsmith tune` searches, at the lengths that it has
+by default. Each class of GPUs, whose SMs are alike, is searched once in bf16. For its other members and for fp16 the
+best tile of that search is tried again, beside the default. Winners are checked on the emulator, races included.
 
 What is there and fresh is kept, so a run that was stopped goes on. The same trials and seed give the same bytes.
 """
@@ -24,22 +24,24 @@ from pathlib import Path
 from flashsmith.choose import choose
 from flashsmith.compile import version_text
 from flashsmith.engines.emulated import EmulatedEngine
+from flashsmith.errors import NoTunedKernel
 from flashsmith.load import source_sha256
 from flashsmith.objective import Candidate, build, by_time, evaluate
-from flashsmith.predict import MODEL
+from flashsmith.predict import model_of
 from flashsmith.spec.backward_shape import red_width
+from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import GPUS, Gpu, find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
 from flashsmith.spec.limits import why_no_dtype
-from flashsmith.spec.problem import Dtype, Problem
+from flashsmith.spec.problem import Dtype, Pass, Problem
 from flashsmith.spec.record import Record, read_records, record_path, write_record
 from flashsmith.spec.tile import Tile
-from flashsmith.tune import TUNED, record_of
+from flashsmith.tune import record_of, tuned_kernels
 from flashsmith.verify import why_wrong
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp16")
-KERNELS: tuple[KernelName, ...] = (*TUNED["forward"], *TUNED["backward"])
+PASSES: tuple[Pass, ...] = ("forward", "backward")
 AGAIN = 2  # trials for each other member and dtype: the default, the best tile of the class
 
 
@@ -81,6 +83,20 @@ def classes() -> list[list[Gpu]]:
     return list(alike.values())
 
 
+def kernels(problem: Problem, gpu: Gpu) -> list[KernelName]:
+    """Those that are searched for a problem and a GPU."""
+    return [kernel for each in PASSES for kernel in tuned_kernels(each, problem, gpu)]
+
+
+def fits(kernel: KernelName, problem: Problem, gpu: Gpu) -> bool:
+    """Whether a kernel has a tile for the problem at all."""
+    try:
+        default_tile(kernel, problem, gpu)
+    except NoTunedKernel:
+        return False
+    return kernel in kernels(problem, gpu)
+
+
 def ship(kernel: KernelName, d: int, causal: bool, *, trials: int, seed: int, folder: Path) -> str:
     """Every record of one kernel, head dimension and mask: all GPUs, both dtypes."""
     made, before = 0, list[Tile]()
@@ -88,6 +104,8 @@ def ship(kernel: KernelName, d: int, causal: bool, *, trials: int, seed: int, fo
         best = before  # of another class, until this one has been searched
         for gpu, dtype in product(members, DTYPES):
             problem = Problem(dtype=dtype, d=d, causal=causal, B=2, Hq=16, Nq=8192)
+            if not fits(kernel, problem, gpu):
+                continue
             leads = (gpu, dtype) == (members[0], DTYPES[0])
             record = fresh(folder, kernel, problem, gpu)
             if record is None:
@@ -129,7 +147,7 @@ def _wrong(spec: KernelSpec, problem: Problem) -> str:
 def fresh(folder: Path, kernel: KernelName, problem: Problem, gpu: Gpu) -> Record | None:
     """The record that is there, if the text, the compiler and the model are today's."""
     asked = (kernel, problem.dtype, problem.d, problem.causal)
-    today = (version_text(), MODEL)
+    today = (version_text(), model_of(kernel))
     for record in read_records(record_path(folder, gpu.key)):
         if (record.kernel, record.dtype, record.d, record.causal) != asked:
             continue
@@ -143,12 +161,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kernels", default=",".join(KERNELS))
+    widths = [Problem(dtype="bf16", d=d) for d in HEAD_DIMS]
+    every = list(dict.fromkeys(k for gpu in GPUS.values() for problem in widths for k in kernels(problem, gpu)))
+    parser.add_argument("--kernels", default=",".join(every))
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "tuned")
     asked = parser.parse_args()
     work = partial(ship, trials=asked.trials, seed=asked.seed, folder=asked.out)
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        cells = product([k for k in KERNELS if k in asked.kernels.split(",")], HEAD_DIMS, (False, True))
+        cells = product([k for k in every if k in asked.kernels.split(",")], HEAD_DIMS, (False, True))
         for done in as_completed([pool.submit(work, *cell) for cell in cells]):
             print(done.result(), flush=True)
 

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import UsageError
 from ..spec.gpu import served_gpu
+from ..spec.kernel import SIGNATURES, TENSOR_MAP, KernelName
 from ..spec.problem import Problem
 from . import show_explain
 from .app import app
@@ -65,7 +66,7 @@ def explain(
 
     problem = problem_of(dtype, d, causal, features, batch=batch, heads=heads, kv_heads=kv_heads, nq=nq, nk=nk)
     target = served_gpu(gpu)
-    inputs = _how_read(problem, row_stride)
+    inputs = _how_read(problem, kernel.value, row_stride)
     if plot is not None:
         check_plot(plot)
     found = explained(problem, kernel.value, target)
@@ -107,7 +108,7 @@ def _facts(found: Explanation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _how_read(problem: Problem, row_stride: int | None) -> str:
+def _how_read(problem: Problem, kernel: KernelName, row_stride: int | None) -> str:
     """Whether inputs with such rows are read where they lie, or copied first; q stands for all of them."""
     from ..engines.engine import Tensor
     from ..spec.dtype import stored_as
@@ -119,7 +120,9 @@ def _how_read(problem: Problem, row_stride: int | None) -> str:
     q = Tensor(0, shape, (problem.Hq * problem.Nq * row, problem.Nq * row, row, 1), stored_as(problem.dtype))
     row_bytes = q.dtype.itemsize * row
     if q.aligned:
-        return f"inputs with rows of {row_bytes} B are read where they lie, if they start on 16 B"
+        read = f"inputs with rows of {row_bytes} B are read where they lie, if they start on 16 B"
+        by_tma = any(arg.type == TENSOR_MAP for arg in SIGNATURES[kernel])
+        return f"{read} and no stride is 0: TMA copies their tiles" if by_tma else read
     copied = q.dtype.itemsize * math.prod(shape)
     copies = f"each is copied first, q with {copied / 1e6:.1f} MB"
     return f"inputs with rows of {row_bytes} B do not all start on 16 B: {copies}"

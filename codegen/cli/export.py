@@ -67,7 +67,7 @@ def export(
 
     problem = problem_of(dtype, d, causal, features, heads=heads, kv_heads=kv_heads, nq=nq, nk=nk)
     target = served_gpu(gpu)
-    sources = sources_of(which.value, problem, target, deterministic, kernel, tile, None)
+    sources = sources_of(which.value, problem, target, deterministic, kernel, tile, None, maps=False)
     plan = plan_of(problem, which.value, sources, parts=parts_of(sources, problem, target), name=name)
     if emit is Exported.cubin:
         files = cubin_files(plan, compiled)

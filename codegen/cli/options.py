@@ -19,6 +19,11 @@ class Kernel(str, Enum):
     dkdv = "dkdv"
     dq = "dq"
     forward90 = "forward90"
+    fused90 = "fused90"
+    convert90 = "convert90"
+    dkdv90 = "dkdv90"
+    dkdv90_wide = "dkdv90_wide"
+    dq90 = "dq90"
 
 
 class Which(str, Enum):

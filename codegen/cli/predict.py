@@ -108,7 +108,7 @@ def _predict_pass(
     tflops = pass_tflops(predictions, which.value, problem)
     if as_json:
         kernels = [{**asdict(p), "pipes": dict(p.pipes)} for p in predictions]
-        known = {"tflops": tflops, "mean_error": error_of(target), "parts": parts}
+        known = {"tflops": tflops, "mean_error": error_of(target, binaries), "parts": parts}
         print_json({"evidence": "predicted", **known, "kernels": kernels})
     else:
         show_predict.predictions(predictions, tflops, target, parts)

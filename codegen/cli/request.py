@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import IllegalTile, UsageError
 from ..spec.gpu import Gpu
-from ..spec.kernel import FORWARD, FUSED, PARTS, SPLIT, WARPGROUPS, KernelName, KernelSpec
+from ..spec.kernel import CONVERTS, KernelName, KernelSpec
 from ..spec.limits import smem_bytes, why_illegal
 from ..spec.problem import Pass, Problem
-from ..spec.tile import Tile, parse_tile
+from ..spec.tile import parse_tile
 from .features import FeatureOptions
 from .options import EngineName, Kernel
 
@@ -73,31 +73,37 @@ def binaries_of(
 
 
 def sources_of(
-    which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None, tile: str, source: Path | None
-) -> dict[KernelName, Source]:
-    """The kernels of a pass; the user's tile or source stands in for `kernel`, by default the pass's main one."""
-    names = _names(which, problem, gpu, deterministic, kernel)
+    which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None, tile: str,
+    source: Path | None, *, maps: bool = True,
+) -> dict[KernelName, Source]:  # fmt: skip
+    """The kernels of a pass; the user's tile or source stands in for `kernel`, by default the pass's main one.
+
+    Without `maps`, kernels that take tensor maps are there only if the user names one.
+    """
+    names = _names(which, problem, gpu, deterministic, kernel, maps)
     main = kernel.value if kernel else names[0] if which == "forward" else names[1]
     if main not in names:
         raise UsageError(f"--kernel {main} is not part of this pass; it has {', '.join(names)}.")
     specs = {name: spec_of(Kernel(name), problem, gpu, tile if name == main else "") for name in names}
-    if "convert" in specs:  # it reads what fused accumulates, in the order of fused's tile
-        shared: Tile = specs["fused"].tile
-        specs["convert"] = replace(specs["convert"], tile=shared)
+    for convert, fused in CONVERTS.items():
+        if convert in specs:  # it reads what fused accumulates, in the order of fused's tile
+            specs[convert] = replace(specs[convert], tile=specs[fused].tile)
     return {name: source_of(spec, source if name == main else None) for name, spec in specs.items()}
 
 
 def _names(
-    which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None
+    which: Pass, problem: Problem, gpu: Gpu, deterministic: bool, kernel: Kernel | None, maps: bool
 ) -> tuple[KernelName, ...]:
     """The kernels of a pass: those of the form that serves, or of the form that `kernel` is part of."""
+    from ..forms import KERNELS_OF, WITHOUT_ATOMICS, launches_with, pass_of
     from ..load import pass_form
 
-    served = pass_form(problem, which, gpu, deterministic).kernels
-    if kernel is None or deterministic or kernel.value in served:
+    served = pass_form(problem, which, gpu, deterministic, maps=maps).kernels
+    if kernel is None or kernel.value in served or pass_of(kernel.value) != which:
         return served
-    forms = (FORWARD, PARTS, WARPGROUPS) if which == "forward" else (FUSED, SPLIT)
-    return next((names for names in forms if kernel.value in names), served)
+    with_it = launches_with(kernel.value, problem)
+    without_atomics = {KERNELS_OF[form] for form in WITHOUT_ATOMICS}
+    return with_it if not deterministic or with_it in without_atomics else served
 
 
 def parts_of(kernels: Mapping[KernelName, Binary | Source], problem: Problem, gpu: Gpu) -> int:

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 def explanation(found: Explanation) -> None:
     """Everything but the inputs. Times of the record and predictions for the lengths asked for have a column each."""
+    from ..forms import pass_of
+
     looked_into = table("rung", "file", "found")
     for step in found.looked:
         looked_into.add_row(step.rung, str(step.path), step.why)
     if found.looked:
         print_lines(looked_into)
     print_lines(f"served by {found.loaded.rung}: {tile_text(found.loaded.tile)}", _evidence(found))
-    print_lines(f"{'forward' if found.form.form in ('whole', 'parts') else 'backward'} form: {found.form.reason}")
+    print_lines(f"{pass_of(found.kernel)} form: {found.form.reason}")
     print_lines(_contenders(found))
     print_lines(*(f"{' and '.join(c.roles)}: {_bound(c)}" for c in found.contenders))
     predicted = next((c.prediction for c in found.contenders if c.prediction), None)

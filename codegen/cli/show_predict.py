@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..spec.gpu import Gpu, find_gpu
+from ..spec.kernel import HOPPER, KernelName
 from .console import print_lines, table
 
 if TYPE_CHECKING:
@@ -13,17 +14,18 @@ if TYPE_CHECKING:
     from ..predict_cubin import CubinPrediction
 
 
-def how_sure(gpu: Gpu | None = None, margin: bool = False) -> str:
-    """The error of times predicted for `gpu`, None: for GPUs of which that is known.
+def how_sure(gpu: Gpu | None = None, margin: bool = False, kernels: Iterable[KernelName] = ()) -> str:
+    """The error of times predicted for `gpu`, None: for GPUs of which that is known; of `kernels`, if they are named.
 
     With `margin`, where several stand beside each other, what they cannot tell.
     """
     from ..predict import ERROR, NOISE, error_of
 
     beside = f"; two that differ by less than {NOISE:.0%} say nothing of each other" if margin else ""
-    if gpu is not None and error_of(gpu) is None:
+    error = error_of(gpu, kernels) if gpu is not None else ERROR
+    if gpu is not None and error is None:
         return f"predicted times: {never_compared(gpu)}{beside}"
-    return f"predicted times: mean error of the model {ERROR:.0%}{beside}"
+    return f"predicted times: mean error of the model {error:.0%}{beside}"
 
 
 def never_compared(gpu: Gpu) -> str:
@@ -49,9 +51,16 @@ def predictions(kernels: Sequence[Prediction], tflops: float, gpu: Gpu, parts: i
             if p.tiles_skipped
         ),
         *([f"the keys are cut into {parts} parts"] if parts > 1 else []),
-        f"predicted: {tflops:.1f} TFLOP/s on {gpu.key}, {tflops / gpu.peak_tflops:.0%} of its mma.sync peak",
-        how_sure(gpu),
+        f"predicted: {tflops:.1f} TFLOP/s on {gpu.key}, {_of_peak(tflops, kernels, gpu)}",
+        how_sure(gpu, kernels=[p.kernel for p in kernels]),
     )
+
+
+def _of_peak(tflops: float, kernels: Sequence[Prediction], gpu: Gpu) -> str:
+    """By the fastest instructions that the kernels have."""
+    if any(p.kernel in HOPPER for p in kernels):
+        return f"{tflops / gpu.wgmma_tflops:.0%} of its wgmma peak"
+    return f"{tflops / gpu.peak_tflops:.0%} of its mma.sync peak"
 
 
 def cubin(prediction: CubinPrediction) -> None:
@@ -81,7 +90,7 @@ def cubin(prediction: CubinPrediction) -> None:
     for name, value in {**facts, "bound by": time.bound_by}.items():
         made.add_row(name, value)
     known, gpu = prediction.mean_error, find_gpu(prediction.gpu)
-    believed = "estimated by its busiest pipes, often too fast" if known is None else f"mean error {known:.0%}"
+    believed = "by products and other work, often too fast" if known is None else f"mean error {known:.0%}"
     if error_of(gpu) is None:
         believed = never_compared(gpu)
     print_lines(made, f"predicted for {prediction.gpu} by {prediction.by}: {believed}")

@@ -87,7 +87,7 @@ def tune(
     goes further; one that is complete tries nothing again.
     """
     from ..study import default_storage, shown
-    from ..tune import TUNED, tune_kernel
+    from ..tune import tune_kernel, tuned_kernels
 
     if dashboard:
         return _show_dashboard(storage or default_storage(served_gpu(gpu)))
@@ -98,7 +98,7 @@ def tune(
     kept = storage or default_storage(target)
     passes: tuple[Pass, ...] = ("forward", "backward") if which is Passes.both else (which.value,)
     tuned = []
-    for kernel in (kernel for each in passes for kernel in TUNED[each]):
+    for kernel in (kernel for each in passes for kernel in tuned_kernels(each, problem, target)):
         try:
             default_tile(kernel, problem, target)
         except NoTunedKernel as error:

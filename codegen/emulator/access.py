@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .addresses import OFFSET_MASK, RANK_SHIFT
 from .errors import Misaligned, OutOfBounds
 from .memory import BASE
 
@@ -80,6 +81,20 @@ class Access:
         offset = self._bounded(address, size, lanes, at, self.batch.shared_bytes, "shared", align)
         offset += self._shared_base if lanes is None else self._shared_base[lanes]
         return offset
+
+    def in_cluster(self, address: Array, size: int, lanes: Array | None, at: int, align: int) -> Array:
+        """Offsets of addresses that may be those of another block of the cluster, for what is no load or store."""
+        if self.batch.cluster_blocks == 1:
+            return self.in_shared_uncounted(address, size, lanes, at, align)
+        limit = self.batch.shared_bytes
+        offset = self._bounded(address & address.dtype.type(OFFSET_MASK), size, lanes, at, limit, "shared", align)
+        return offset + self.blocks_named(address, lanes) * self.batch.shared_stride
+
+    def blocks_named(self, address: Array, lanes: Array | None) -> Array:
+        """The block that the address of each active thread names: its own unless the address has a rank."""
+        own: Array = self.batch.block_of[self.threads(lanes)]
+        rank = self._picked(address, lanes) >> RANK_SHIFT
+        return np.where(rank > 0, own - own % self.batch.cluster_blocks + rank - 1, own)
 
     def threads(self, lanes: Array | None) -> Array:
         """Numbers of the active threads in the batch."""

@@ -9,5 +9,11 @@ LOCAL_WINDOW = 0x200_0000_0000
 PARAM_WINDOW = 0x300_0000_0000
 """Where the parameters of the kernel begin."""
 
+RANK_SHIFT = 24
+"""An address in the shared memory of a cluster is an offset, and above this bit the rank of its block plus one; of an
+address without a rank it is the block's own."""
+
+OFFSET_MASK = (1 << RANK_SHIFT) - 1
+
 WINDOW_BYTES = 1 << 36
 """Size of each window; every address below the first one is global."""

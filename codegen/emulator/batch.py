@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -39,6 +40,7 @@ class Plan:
     program: Program
     block_size: tuple[int, int, int]
     grid: tuple[int, int, int]
+    cluster: tuple[int, int, int]
     shared_bytes: int
     params: bytes
     memory: GlobalMemory
@@ -60,6 +62,7 @@ class Batch:
         self.detector, self.count, self.late = plan.detector, plan.count, plan.late
         self.order = plan.detector if isinstance(plan.detector, OrderDetector) else None
         self.block_size, self.grid, self.blocks = plan.block_size, plan.grid, blocks
+        self.cluster, self.cluster_blocks = plan.cluster, math.prod(plan.cluster)  # those of one lie side by side
         self.params = np.frombuffer(plan.params + bytes(-len(plan.params) % 16), "u1")
         self.param_bytes = len(plan.params)
         threads_in_block = plan.block_size[0] * plan.block_size[1] * plan.block_size[2]
@@ -77,6 +80,7 @@ class Batch:
         self.block_of = thread // self.team_threads % blocks
         self.thread_in_block = (team * self.team_threads + thread % self.team_threads).astype("u4")
         self.warp_in_block = (self.thread_in_block[::32] >> np.uint32(5)).astype("i8")
+        self.warp_in_cluster = self.block_of[::32] % self.cluster_blocks * self.warps_per_block + self.warp_in_block
         self._padding = self.thread_in_block >= threads_in_block
         self.block_ids = np.zeros((blocks, 3), "u4")
         self.pc = np.zeros(self.threads, "i4")
@@ -109,9 +113,9 @@ class Batch:
     def start(self, block_ids: Array, first: bool) -> None:
         """Begin with new thread blocks: poisoned shared memory, all threads at the start."""
         self.block_ids = block_ids
-        for axis, name in enumerate("xyz"):
-            if f"%ctaid.{name}" in self._special:
-                self._special[f"%ctaid.{name}"][:] = block_ids[self.block_of, axis]
+        for name in self._special:
+            if name.startswith(("%ctaid", "%clusterid")):
+                self._special[name][:] = special_register(self, name)
         self.shared.fill(0xFF)
         self.local.fill(0xFF)
         self.pc.fill(0)
@@ -189,9 +193,14 @@ class Batch:
             found = self._functions[key] = FunctionType(lowered.code, names)
         return found
 
+    @property
+    def living(self) -> Array:
+        """Which threads have not exited."""
+        return self.pc < END
+
     def living_lanes(self) -> Array:
         """Threads of each warp that have not exited."""
-        return (self.pc < END).reshape(-1, 32).sum(1)
+        return self.living.reshape(-1, 32).sum(1)
 
     def living_threads(self, block: int) -> int:
         """Threads of a block that have not exited."""

@@ -16,7 +16,9 @@ from .tensor_shapes import Product, group_product_of, product_of
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Instructions without a jump inside. `kind` says what ends the block: fall, branch, table, exit, barrier or wait.
+    """Instructions without a jump inside.
+
+    `kind` says what ends the block: fall, branch, table, exit, barrier, cluster (a barrier of clusters) or wait.
 
     A wait at an mbarrier is a block of its own, so that it can be tried again.
     """
@@ -45,6 +47,8 @@ def _ending(instruction: Instruction) -> str | None:
         return "exit"
     if base == "mbarrier" and instruction.modifiers[:1] in (("try_wait",), ("test_wait",)):
         return "wait"
+    if base == "barrier" and instruction.modifiers[:1] == ("cluster",):
+        return "cluster"
     if base in ("bar", "barrier") and "warp" not in instruction.modifiers:
         return "barrier"
     return None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .access import Access
-from .addresses import PARAM_WINDOW
+from .addresses import OFFSET_MASK, PARAM_WINDOW
+from .cluster_addresses import blocks_of_mask, check_alive
 from .errors import EmulatorError, Misaligned, OutOfBounds
 from .mbarriers import mbarrier_places
 from .memory import BASE
@@ -24,10 +26,13 @@ _LINE_ALIGNMENT = 16  # of both ends and of the size of a copy without a tensor 
 
 
 def load_tile(
-    access: Access, tensor: Array, corner: Sequence[Array], target: Array, barrier: Array, lanes: Array | None, at: int
-) -> None:
+    access: Access, tensor: Array, corner: Sequence[Array], target: Array, barrier: Array, mask: Array | None,
+    lanes: Array | None, at: int,
+) -> None:  # fmt: skip
     """cp.async.bulk.tensor from global to shared memory: elements outside the tensor become zero."""
-    _load(access, barrier, lanes, at, lambda lane: _tile(access, tensor, corner, target, False, lane, at))
+    offset = _without_rank(access, target)
+    copy_of = lambda lane: _tile(access, tensor, corner, offset, False, lane, at)  # noqa: E731
+    _load(access, target, barrier, mask, lanes, at, copy_of)
 
 
 def store_tile(
@@ -38,10 +43,13 @@ def store_tile(
 
 
 def load_line(
-    access: Access, target: Array, source: Array, size: Array, barrier: Array, lanes: Array | None, at: int
-) -> None:
+    access: Access, target: Array, source: Array, size: Array, barrier: Array, mask: Array | None,
+    lanes: Array | None, at: int,
+) -> None:  # fmt: skip
     """cp.async.bulk from global to shared memory."""
-    _load(access, barrier, lanes, at, lambda lane: _line(access, target, source, size, False, lane, at))
+    offset = _without_rank(access, target)
+    copy_of = lambda lane: _line(access, offset, source, size, False, lane, at)  # noqa: E731
+    _load(access, target, barrier, mask, lanes, at, copy_of)
 
 
 def store_line(
@@ -61,17 +69,52 @@ def wait_for_bulk(access: Access, pending: int, lanes: Array | None) -> None:
     access.batch.transfers.wait(access.threads(lanes), pending)
 
 
+def prefetch_map(access: Access, tensor: Array, lanes: Array | None, at: int) -> None:
+    """prefetch.tensormap: nothing is cached here, but a map must be there."""
+    for lane in access.active(lanes).tolist():
+        _map_at(access, _of_lane(tensor, lane), lane, at)
+
+
 # ---- issue
 
 
-def _load(access: Access, barrier: Array, lanes: Array | None, at: int, copy_of: Callable[[int], Transfer]) -> None:
-    """Issue the loads of the active lanes; all their barriers must exist before any begins."""
-    places = mbarrier_places(access, barrier, lanes, at)
-    for lane, place in zip(access.active(lanes).tolist(), places.tolist(), strict=True):
+def _load(
+    access: Access, target: Array, barrier: Array, mask: Array | None, lanes: Array | None, at: int,
+    copy_of: Callable[[int], Transfer],
+) -> None:  # fmt: skip
+    """Issue the loads of the active lanes; all their barriers must exist before any begins.
+
+    A multicast is a load to each block that its mask names, at the same offset as the target, and tells the mbarrier of
+    that block at the same offset as the one that it names. It is read from global memory once.
+    """
+    places = mbarrier_places(access, barrier, lanes, at, in_cluster=True)
+    targets = access.blocks_named(target, lanes)
+    for lane, place, block in zip(access.active(lanes).tolist(), places.tolist(), targets.tolist(), strict=True):
         transfer = copy_of(lane)
-        transfer.mbarrier = place
         _count_load(access, transfer)
-        access.batch.transfers.load(transfer)
+        stride = access.batch.shared_stride
+        told = 8 * place // stride
+        if mask is None and told != block:
+            _fail(access, EmulatorError, lane, at, "the target and the mbarrier lie in different blocks")
+        blocks = [block] if mask is None else blocks_of_mask(access, _of_lane(mask, lane), lane, at)
+        for to in blocks:
+            own = int(access.batch.block_of[transfer.thread])
+            one = replace(transfer, shared=transfer.shared + (to - own) * stride, block=to)
+            one.mbarrier = place + (to - told) * stride // 8
+            if to != told:
+                _check_told(access, one, lane)
+            access.counters.async_copied_bytes += one.size * one.shared.size
+            access.batch.transfers.load(one)
+
+
+def _check_told(access: Access, transfer: Transfer, lane: int) -> None:
+    """The mbarrier of another block that a multicast tells must be there, and so must the block."""
+    lanes = np.array([lane])
+    check_alive(access, np.array([transfer.block]), lanes, transfer.at)
+    if not access.batch.mbarriers.exists(np.array([transfer.mbarrier]))[0]:
+        where, rank = 8 * transfer.mbarrier % access.batch.shared_stride, transfer.block % access.batch.cluster_blocks
+        text = f"no mbarrier was initialised at shared address {where:#x} of block {rank} of the cluster"
+        _fail(access, EmulatorError, lane, transfer.at, text)
 
 
 def _store(access: Access, lanes: Array | None, copy_of: Callable[[int], Transfer]) -> None:
@@ -83,6 +126,14 @@ def _store(access: Access, lanes: Array | None, copy_of: Callable[[int], Transfe
 
 
 # ---- what a copy moves
+
+
+def _without_rank(access: Access, address: Array) -> Array:
+    """Offsets of addresses that may be those of another block of the cluster."""
+    if access.batch.cluster_blocks == 1:
+        return address
+    offset: Array = address & address.dtype.type(OFFSET_MASK)
+    return offset
 
 
 def _of_lane(values: Array, lane: int) -> int:
@@ -128,7 +179,7 @@ def _transfer(
     if not found.all():
         where = int(outside[inside][~found][0])
         _fail(access, OutOfBounds, lane, at, f"address {where:#x} ({size} bytes) is {batch.memory.describe(where)}")
-    return Transfer(thread, at, size, shared + base, offsets, inside, adds=adds)
+    return Transfer(thread, at, size, shared + base, offsets, inside, int(batch.block_of[thread]), adds=adds)
 
 
 def _map_at(access: Access, address: int, lane: int, at: int) -> TensorMap:
@@ -157,7 +208,6 @@ def _fail(access: Access, error: type[Exception], lane: int, at: int, text: str)
 
 
 def _count_load(access: Access, transfer: Transfer) -> None:
-    access.counters.async_copied_bytes += transfer.size * transfer.shared.size
     access.counters.global_read_bytes += transfer.size * int(transfer.inside.sum())
 
 

@@ -8,12 +8,12 @@ from .types import is_float
 _BY_BASE = {
     "mma": "tensor", "ldmatrix": "shared_load", "stmatrix": "shared_store", "movmatrix": "shuffle",
     "ex2": "special", "lg2": "special", "rcp": "special", "rsqrt": "special", "sqrt": "special", "sin": "special",
-    "cos": "special", "tanh": "special", "cvt": "convert", "cvta": "move", "mov": "move", "atom": "atomic",
-    "red": "atomic", "shfl": "shuffle", "vote": "shuffle", "activemask": "shuffle", "bar": "barrier",
-    "barrier": "barrier", "bra": "control", "brx": "control", "ret": "control", "exit": "control",
-    "trap": "control", "membar": "control", "fence": "control", "prefetch": "control", "prefetchu": "control",
-    "nanosleep": "control", "mbarrier": "barrier", "elect": "shuffle", "setmaxnreg": "control",
-    "griddepcontrol": "control", "cp": "async_copy", "isspacep": "integer",
+    "cos": "special", "tanh": "special", "cvt": "convert", "cvta": "move", "mov": "move", "mapa": "move",
+    "atom": "atomic", "red": "atomic", "shfl": "shuffle", "vote": "shuffle", "activemask": "shuffle", "bar": "barrier",
+    "barrier": "barrier", "bra": "control", "brx": "control", "ret": "control", "exit": "control", "trap": "control",
+    "membar": "control", "fence": "control", "prefetch": "control", "prefetchu": "control", "nanosleep": "control",
+    "mbarrier": "barrier", "elect": "shuffle", "setmaxnreg": "control", "griddepcontrol": "control", "cp": "async_copy",
+    "isspacep": "integer",
 }  # fmt: skip
 
 CLASSES = (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .access import Access
 from .errors import DivergentBarrier, EmulatorError, OutOfBounds
 from .group_tiles import ROWS, WARPGROUP, left_operand, left_operand_of_registers, registers_of, right_operand
-from .matrix_descriptor import chunk_addresses, descriptor_is_plain
+from .matrix_descriptor import chunk_addresses, descriptor_is_plain, starts_off_pattern
 from .tensor import WIDEN
 
 if TYPE_CHECKING:
@@ -231,6 +231,9 @@ def issue_product(
     first, second = (np.broadcast_to(x if x is not None else b, access.n)[lanes].astype("u8") for x in (a, b))
     if not (descriptor_is_plain(second) and (a is None or descriptor_is_plain(first))):
         text = "descriptors with a base offset, or that differ in their swizzle, are not implemented"
+        raise EmulatorError(f"{access.batch.program.instructions[at]}: {text}")
+    if starts_off_pattern(second) or (a is not None and starts_off_pattern(first)):
+        text = "a matrix starts where its swizzle does not, and its descriptor has no base offset"
         raise EmulatorError(f"{access.batch.program.instructions[at]}: {text}")
     access.batch.products.issue(operands, warpgroups, first, second, np.broadcast_to(adds, access.n)[lanes], at)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ Argument: TypeAlias = "int | float | bytes | np.generic"
 
 MAX_THREADS = 1024
 MAX_SHARED_BYTES = 227 * 1024
+MAX_CLUSTER = 8  # blocks that every part with clusters can run together
 _GRID_LIMIT = (2**31 - 1, 65535, 65535)
 _BATCH_THREADS = 8192  # enough to hide the cost of a NumPy call, few enough for registers to stay in the cache
 
@@ -54,12 +56,14 @@ def launch(
     grid_size, block_size = _triple(grid, "grid"), _triple(block, "block")
     program = kernel.program
     _check_size(kernel, grid_size, block_size, shared_bytes)
+    _check_cluster(kernel, grid_size)
     params = pack_arguments(kernel, args)
     _place_variables(kernel, memory)
     plan = Plan(
         program=program,
         block_size=block_size,
         grid=grid_size,
+        cluster=kernel.cluster,
         shared_bytes=program.shared.dynamic_offset + shared_bytes if shared_bytes else program.shared.static_bytes,
         params=params,
         memory=memory,
@@ -74,7 +78,7 @@ def launch(
 
 
 def _detector(program: Program) -> RaceDetector | OrderDetector:
-    kind = OrderDetector if program.uses_async_proxy else RaceDetector
+    kind = OrderDetector if program.uses_async_proxy or program.in_clusters else RaceDetector
     return kind(program.shared_granule)
 
 
@@ -98,6 +102,14 @@ def _check_size(kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, in
     total = kernel.static_shared_bytes + shared_bytes
     if shared_bytes < 0 or total > MAX_SHARED_BYTES:
         raise ValueError(f"{total} bytes of shared memory asked; a block has at most {MAX_SHARED_BYTES}")
+
+
+def _check_cluster(kernel: Kernel, grid: tuple[int, int, int]) -> None:
+    if not 1 <= math.prod(kernel.cluster) <= MAX_CLUSTER:
+        raise ValueError(f"{kernel.name} has clusters of {kernel.cluster}; they must be of 1 to {MAX_CLUSTER} blocks")
+    for axis, size, part in zip("xyz", grid, kernel.cluster, strict=True):
+        if size % part:
+            raise ValueError(f"grid.{axis} is {size}; {kernel.name} needs a multiple of its clusters of {part}")
 
 
 def pack_arguments(kernel: Kernel, args: Sequence[Argument]) -> bytes:
@@ -155,19 +167,27 @@ def _place_variables(kernel: Kernel, memory: GlobalMemory) -> None:
 
 def _run_batches(plan: Plan) -> None:
     x, y, z = plan.block_size
-    gx, gy, gz = plan.grid
-    total = gx * gy * gz
-    size = max(1, min(total, _BATCH_THREADS // (-(-(x * y * z) // 32) * 32)))
+    total = math.prod(plan.grid)
+    cluster = math.prod(plan.cluster)
+    size = max(1, min(total, _BATCH_THREADS // (-(-(x * y * z) // 32) * 32)) // cluster) * cluster
     batch = None
     for start in range(0, total, size):
         # x varies slowest: blocks of one x mostly do the same work (tiles of a causal mask), so the blocks of a batch
         # that are still busy stay next to each other and run without masks
-        number = np.arange(start, min(start + size, total))
-        ids = np.stack([number // (gy * gz), number // gz % gy, number % gz], 1).astype("u4")
+        ids = _block_ids(plan, np.arange(start, min(start + size, total)))
         if batch is None or batch.blocks != len(ids):
             batch = Batch(plan, len(ids))
         batch.start(ids, start == 0)
         Scheduler(batch).run()
+
+
+def _block_ids(plan: Plan, number: Array) -> Array:
+    """The indices of blocks: cluster by cluster, and in a cluster in the order of their rank."""
+    (cx, cy, cz), (_, gy, gz) = plan.cluster, plan.grid
+    cluster, rank = np.divmod(number, cx * cy * cz)
+    gy, gz = gy // cy, gz // cz
+    first = np.stack([cluster // (gy * gz) * cx, cluster // gz % gy * cy, cluster % gz * cz], 1)
+    return (first + np.stack([rank % cx, rank // cx % cy, rank // (cx * cy)], 1)).astype("u4")
 
 
 def _report(plan: Plan, seconds: float) -> Report:

@@ -16,6 +16,7 @@ from . import (
     lower_wgmma,
 )
 from .blocks import Block, Item, TensorGroup
+from .cluster_barriers import check_cluster_barrier
 from .emitter import Emitter, Lowered, Symbols
 from .errors import PtxError, UnknownInstruction
 from .instructions import Instruction
@@ -94,6 +95,8 @@ def _lower_end(e: Emitter, block: Block) -> None:
     if block.kind == "barrier":
         number, count = barrier_operands(end)
         e.emit(f"B[:] = [({e.source(number, 'u32')}, {e.source(count, 'u32') if count else None})]")
+    elif block.kind == "cluster":
+        check_cluster_barrier(end)
     elif block.kind == "table":
         e.emit(f"B[:] = [({e.source(end.operands[0], 'u32')}, None)]")
     e.emit(f"return {condition}")

@@ -1,4 +1,4 @@
-"""Lower bulk copies: cp.async.bulk with tensor maps and without, reductions, and their groups."""
+"""Lower bulk copies: cp.async.bulk with tensor maps and without, reductions, their groups, and prefetches."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from .instructions import Instruction, Operand, TensorAddress
 from .types import is_float
 
 _LOAD = "mbarrier::complete_tx::bytes"
+_MULTICAST = "multicast::cluster"
 _DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 _KNOWN = (
     *("async", "reduce", "bulk", "tensor", "tile", "global", "shared::cta", "shared::cluster", "bulk_group", _LOAD),
-    *("L2::cache_hint", "add", "f32", *_DIMENSIONS),
+    *(_MULTICAST, "L2::cache_hint", "add", "f32", *_DIMENSIONS),
 )
 
 
@@ -32,6 +33,8 @@ def lower_bulk(e: Emitter, i: Instruction) -> None:
         e.unknown(i, "this form")
     target, source, *more = i.operands
     if _LOAD in flags:
+        if "global" not in flags:
+            e.unknown(i, "a copy between blocks")
         _lower_load(e, i, target, source, more)
     elif isinstance(target, TensorAddress):
         e.emit(f"store_tile(W, {_tensor(e, target)}, {e.address(source)}, {reduces}, {e.lanes}, {i.index})")
@@ -41,13 +44,19 @@ def lower_bulk(e: Emitter, i: Instruction) -> None:
         e.emit(f"store_line(W, {addresses}, {size}, {reduces}, {e.lanes}, {i.index})")
 
 
+def lower_prefetch(e: Emitter, i: Instruction) -> None:
+    """Prefetches: nothing is cached here, but that of a tensor map names one."""
+    if i.modifiers[:1] == ("tensormap",):
+        e.emit(f"prefetch_map(W, {e.address(i.operands[0])}, {e.lanes}, {i.index})")
+
+
 def _lower_load(e: Emitter, i: Instruction, target: Operand, source: Operand, more: list[Operand]) -> None:
     if isinstance(source, TensorAddress):
-        arguments = f"{_tensor(e, source)}, {e.address(target)}, {e.address(more[0])}"
-        e.emit(f"load_tile(W, {arguments}, {e.lanes}, {i.index})")
-        return
-    arguments = f"{e.address(target)}, {e.address(source)}, {e.source(more[0], 'u32')}, {e.address(more[1])}"
-    e.emit(f"load_line(W, {arguments}, {e.lanes}, {i.index})")
+        arguments, function = f"{_tensor(e, source)}, {e.address(target)}", "load_tile"
+    else:
+        arguments, function = f"{e.address(target)}, {e.address(source)}, {e.source(more.pop(0), 'u32')}", "load_line"
+    mask = e.source(more[1], "u16") if _MULTICAST in i.modifiers else "None"
+    e.emit(f"{function}(W, {arguments}, {e.address(more[0])}, {mask}, {e.lanes}, {i.index})")
 
 
 def _tensor(e: Emitter, operand: TensorAddress) -> str:

@@ -8,7 +8,7 @@ from .classes import state_space
 from .emitter import Emitter
 from .errors import PtxError
 from .instructions import Address, Instruction, Operand
-from .lower_bulk import lower_bulk
+from .lower_bulk import lower_bulk, lower_prefetch
 from .types import CODE, SIGNED, SIZE, UNSIGNED, is_signed
 
 # qualifiers that change where a value is cached or when others see it, never what this emulator computes
@@ -154,13 +154,16 @@ def lower_copy(e: Emitter, i: Instruction) -> None:
 
 
 def lower_fence(e: Emitter, i: Instruction) -> None:
-    """Fences: only what they say to the asynchronous proxy of shared memory matters, and only to the race detector."""
+    """Fences: only what they say of shared memory to the asynchronous proxy, and of mbarriers to other blocks, matters,
+    and only to the race detector."""
     if i.modifiers[:1] == ("proxy",) and i.modifiers[1].startswith("async") and "global" not in i.modifiers:
         e.emit(f"fence_proxy(W, {e.lanes})")
+    elif i.modifiers[:1] == ("mbarrier_init",):
+        e.emit(f"publish_mbarriers(W, {e.lanes})")
 
 
 def lower_nothing(e: Emitter, i: Instruction) -> None:
-    """Barriers of memory, prefetches and hints: memory is sequentially consistent here, and nothing is cached."""
+    """Barriers of memory and hints: memory is sequentially consistent here, and nothing is cached."""
 
 
 LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
@@ -171,5 +174,6 @@ LOWER: dict[str, Callable[[Emitter, Instruction], None]] = {
     "red": lower_atomic,
     "cp": lower_copy,
     "fence": lower_fence,
-    **dict.fromkeys(("membar", "prefetch", "prefetchu", "nanosleep", "griddepcontrol"), lower_nothing),
+    "prefetch": lower_prefetch,
+    **dict.fromkeys(("membar", "prefetchu", "nanosleep", "griddepcontrol"), lower_nothing),
 }

@@ -25,6 +25,13 @@ def descriptor_is_plain(descriptors: Array) -> bool:
     return bool((spans == spans[0]).all()) and not bool((descriptors >> np.uint64(_BASE_OFFSET) & np.uint64(7)).any())
 
 
+def starts_off_pattern(descriptors: Array) -> bool:
+    """Whether one starts in the middle of the eight lines after which its swizzle repeats, and has no base offset."""
+    span = _SPANS[int(descriptors[0] >> np.uint64(62))]
+    lines = max(span // 16, 1) - 1
+    return bool((descriptors >> np.uint64(3) & np.uint64(lines)).any())
+
+
 def chunk_addresses(descriptors: Array, extent: int, transposed: bool) -> Array:
     """Shared addresses of the chunks of operands that are `extent` x 16.
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .access import Access
+from .cluster_addresses import check_alive
 from .errors import Deadlock, EmulatorError
 
 if TYPE_CHECKING:
@@ -174,11 +175,16 @@ def invalidate_mbarrier(access: Access, address: Array, lanes: Array | None, at:
         access.batch.mbarriers.invalidate(place)
 
 
-def mbarrier_places(access: Access, address: Array, lanes: Array | None, at: int) -> Array:
-    """The places of the barriers at these addresses; an error where there is none."""
+def mbarrier_places(
+    access: Access, address: Array, lanes: Array | None, at: int, in_cluster: bool = False
+) -> Array:  # fmt: skip
+    """The places of the barriers at these addresses, of any block of the cluster; an error where there is none."""
     if lanes is not None and not lanes.size:
         return np.zeros(0, "i8")
-    where: Array = access.in_shared_uncounted(address, 8, lanes, at, 8) >> 3
+    find = access.in_cluster if in_cluster else access.in_shared_uncounted
+    where: Array = find(address, 8, lanes, at, 8) >> 3
+    if in_cluster and access.batch.cluster_blocks > 1:
+        check_alive(access, 8 * where // access.batch.shared_stride, lanes, at)
     exists = access.batch.mbarriers.exists(where)
     if not exists.all():
         bad = int((~exists).argmax())
@@ -188,10 +194,10 @@ def mbarrier_places(access: Access, address: Array, lanes: Array | None, at: int
 
 
 def arrive_at_mbarrier(
-    access: Access, address: Array, count: Array, size: Array, lanes: Array | None, at: int
+    access: Access, address: Array, count: Array, size: Array, in_cluster: bool, lanes: Array | None, at: int
 ) -> Array:
     """mbarrier.arrive and .arrive.expect_tx: the phase of each active thread's barrier before it."""
-    where = mbarrier_places(access, address, lanes, at)
+    where = mbarrier_places(access, address, lanes, at, in_cluster)
     active, barriers = access.active(lanes), access.batch.mbarriers
     counts = np.broadcast_to(count, access.n)[active].tolist()
     sizes = np.broadcast_to(size, access.n)[active].tolist()

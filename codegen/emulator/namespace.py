@@ -11,6 +11,7 @@ from . import (
     atomics,
     bits,
     bulk_copy,
+    cluster_addresses,
     group_products,
     halves,
     matrices,
@@ -34,7 +35,7 @@ _UFUNCS = (
 
 NAMES: dict[str, Any] = {name: getattr(np, name) for name in _UFUNCS}
 for _module in (
-    *(async_copy, atomics, bits, bulk_copy, group_products, halves, matrices, mbarriers),
+    *(async_copy, atomics, bits, bulk_copy, cluster_addresses, group_products, halves, matrices, mbarriers),
     *(ordering, register_shares, rounding, tensor, warp, warp_checks),
 ):
     NAMES.update({name: value for name, value in vars(_module).items() if callable(value) and not name.startswith("_")})

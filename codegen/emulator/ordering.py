@@ -36,13 +36,13 @@ class _Reading:
 
 
 class OrderDetector(Detector):
-    """Happens-before between the warps of each block of a batch and what they have set going."""
+    """Happens-before between the warps of each cluster of a batch and what they have set going."""
 
     def start(self, batch: Batch) -> None:
         """Forget everything: a batch begins with new blocks."""
         self._batch = batch
-        self._warps = batch.warps_per_block
-        self._own = batch.warp_in_block
+        self._warps = batch.cluster_blocks * batch.warps_per_block
+        self._own = batch.warp_in_cluster
         self.clocks = Clocks(batch, self.log)
         self._shadow = Shadow(batch.shared.size // self.granule, self._warps)
         self._reading: list[_Reading] = []
@@ -96,12 +96,16 @@ class OrderDetector(Detector):
     # ---- asynchronous operations
 
     def load(self, thread: int, offsets: Array, size: int, place: int, at: int) -> None:
-        """A bulk load is issued: it may write from now on, until the phase of its mbarrier completes."""
+        """A bulk load is issued: it may write from now on, until the phase of its mbarrier completes.
+
+        The shared memory and the mbarrier may be those of another block of the cluster.
+        """
         warp = thread >> 5
         traffic = self.clocks.traffic_of(place, warp, at)
         where = self._touched(offsets, size)
         self._check_write(where, np.full(where.size, warp), at, None)
         self._shadow.note_write(where, traffic.component, traffic.phases + 1, at)
+        self.clocks.visit(thread, place, traffic.component, traffic.phases + 1, at)
 
     def store(self, thread: int, offsets: Array, size: int, group: int, at: int) -> None:
         """A bulk store is issued: it reads until its thread waits for its group."""
@@ -140,6 +144,16 @@ class OrderDetector(Detector):
         for reading in kept:  # others may still read the same granules
             self._shadow.read[reading.where[:, None], self._own[reading.warps]] = FOREVER
         self._reading = kept
+
+    def exited(self) -> None:
+        """All threads have exited: a block must have known of all that others do in its shared memory."""
+        last = len(self._batch.program.instructions) - 1
+        for (block, component), (time, place, at) in self.clocks.visits.items():
+            if self.clocks.outlived(block)[component] < time:
+                first = component if component < self._warps else -1
+                of_block = block % self._batch.cluster_blocks * self._batch.warps_per_block
+                where, before, who, exits = (np.array([value]) for value in (8 * place, at, first, of_block))
+                self.log.add(self._batch, "EXIT", where, before, who, exits, last)
 
     def _touched(self, offsets: Array, size: int) -> Array:
         parts = max(1, size // self.granule)
@@ -195,6 +209,12 @@ class OrderDetector(Detector):
             f"{batch.program.instructions[at]}\n  {batch.describe_thread(int(warp[bad]) << 5)} or another of its warp: "
             f"reads shared address {address:#x}, which nobody has written"
         )
+
+
+def publish_mbarriers(access: Any, lanes: Array | None) -> None:
+    """fence.mbarrier_init: for the detector."""
+    if access.batch.order is not None:
+        access.batch.order.clocks.publish(access.threads(lanes))
 
 
 def fence_proxy(access: Any, lanes: Array | None) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .program import Program
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(\((.*?)\))?([^{;]*)\{", re.S)
+_SIZES = r"(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?"  # along x, y and z
 _PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(.*?)([\w$]+)\s*(?:\[(\d+)\])?\s*$", re.S)
 
 
@@ -37,6 +38,8 @@ class Kernel:
     name: str
     params: tuple[Param, ...]
     max_threads: int | None
+    cluster: tuple[int, int, int]
+    """Blocks of a cluster along each axis, as `__cluster_dims__` says; (1, 1, 1) without."""
     module: Module
     body: Body
     _program: Program | None = None
@@ -105,6 +108,7 @@ def parse(ptx_text: str) -> Module:
             name=found.group(1),
             params=_read_params(found.group(3) or ""),
             max_threads=_max_threads(found.group(4)),
+            cluster=_cluster(found.group(4)),
             module=module,
             body=_read_body(split_statements(text[found.end() : end - 1], text.count("\n", 0, found.end()) + 1)),
         )
@@ -146,11 +150,19 @@ def _read_params(text: str) -> tuple[Param, ...]:
 
 
 def _max_threads(directives: str) -> int | None:
-    found = re.search(r"\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", directives)
+    found = re.search(rf"\.(?:maxntid|reqntid)\s+{_SIZES}", directives)
     if found is None:
         return None
     x, y, z = (int(group or 1) for group in found.groups())
     return x * y * z
+
+
+def _cluster(directives: str) -> tuple[int, int, int]:
+    found = re.search(rf"\.reqnctapercluster\s+{_SIZES}", directives)
+    if found is None and ".explicitcluster" in directives:
+        raise PtxError("a cluster whose size comes with the launch is not implemented; use __cluster_dims__")
+    x, y, z = (int(group or 1) for group in found.groups()) if found else (1, 1, 1)
+    return x, y, z
 
 
 def _module_variables(text: str) -> list[Variable]:

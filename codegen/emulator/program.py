@@ -31,6 +31,7 @@ class Program:
         self.blocks: list[Block] = cut_blocks(body.instructions, body.labels, body.tables)
         self.registers = body.registers
         self.by_warpgroup = any(i.base in _OF_WARPGROUPS for i in body.instructions)
+        self.in_clusters = kernel.cluster != (1, 1, 1)
         self.uses_async_proxy = self.by_warpgroup or any("bulk" in i.modifiers for i in body.instructions)
         outside = kernel.module.variables
         used = {name for i in body.instructions for operand in i.operands for name in operand_names(operand)}

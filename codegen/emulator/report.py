@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two accesses to the same shared bytes, by different warps of a block or by what they set going, in no order."""
+    """Two accesses to the same shared bytes, by different warps or by what they set going, in no order."""
 
     kind: str
-    """"RAW" (read after write), "WAR", "WAW", or "PROXY": TMA or wgmma reads what no fence.proxy.async has covered."""
+    """"RAW" (read after write), "WAR", "WAW", "PROXY": TMA or wgmma reads what no fence.proxy.async has covered, or
+    "EXIT": the block may exit before what another block of its cluster does in its shared memory."""
     address: int
     """Shared address within the block."""
     block: tuple[int, int, int]
@@ -18,7 +19,7 @@ class Race:
     """The earlier instruction with its PTX line; `second` the later one."""
     second: str
     warps: tuple[int, int]
-    """Warps of the earlier (-1: a bulk load) and of the later access."""
+    """Warps of the earlier (-1: a bulk load) and of the later access, counted through all blocks of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "NDArray[Any]"
 
+_OF_CLUSTERS = ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+
 SPECIAL = frozenset(
-    [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
+    [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid", *_OF_CLUSTERS) for axis in "xyz"]
     + [f"%lanemask_{relation}" for relation in ("eq", "lt", "le", "gt", "ge")]
+    + ["%cluster_ctarank", "%cluster_nctarank"]
     + ["%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"]
 )
 """The ones that are implemented; clocks and processor numbers are not."""
@@ -32,7 +35,13 @@ def special_register(batch: Batch, name: str) -> Array:
             return (thread % x, thread // x % y, thread // (x * y))[index].astype("u4")
         if base == "%ctaid":
             return batch.block_ids[batch.block_of, index].astype("u4")
+        if "cluster" in base:
+            return _of_cluster(batch, base, index)
         return _filled(batch, (batch.block_size if base == "%ntid" else batch.grid)[index])
+    if base == "%cluster_ctarank":
+        return (batch.block_of % batch.cluster_blocks).astype("u4")
+    if base == "%cluster_nctarank":
+        return _filled(batch, batch.cluster_blocks)
     if base.startswith("%lanemask"):
         return _lane_mask(thread & np.uint32(31), base[-2:])
     if base == "%laneid":
@@ -43,6 +52,16 @@ def special_register(batch: Batch, name: str) -> Array:
         return _filled(batch, -(-math.prod(batch.block_size) // 32))
     total = batch.shared_bytes
     return _filled(batch, total if base == "%total_smem_size" else total - batch.program.shared.dynamic_offset)
+
+
+def _of_cluster(batch: Batch, base: str, index: int) -> Array:
+    """Registers that speak of the cluster along one axis."""
+    size = batch.cluster[index]
+    if base == "%clusterid":
+        return (batch.block_ids[batch.block_of, index] // size).astype("u4")
+    if base == "%cluster_ctaid":
+        return (batch.block_ids[batch.block_of, index] % size).astype("u4")
+    return _filled(batch, size if base == "%cluster_nctaid" else batch.grid[index] // size)
 
 
 def _filled(batch: Batch, value: int) -> Array:

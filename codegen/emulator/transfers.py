@@ -25,6 +25,7 @@ Array: TypeAlias = "NDArray[Any]"
 class Transfer:
     """Pieces of `size` bytes between offsets into shared memory and into the global buffer, issued by one thread.
 
+    `block` is the one whose shared memory it is, for a load perhaps another one of the thread's cluster.
     A load fills pieces that are not `inside` with zeros and then tells its mbarrier; a store leaves them out. With
     `adds` a store adds float32 numbers. `group` is the bulk group of a store.
     """
@@ -35,6 +36,7 @@ class Transfer:
     shared: Array
     outside: Array
     inside: Array
+    block: int
     mbarrier: int = -1
     adds: bool = False
     group: int = 0
@@ -73,15 +75,13 @@ class Transfers:
         """Let the oldest load of each block arrive; False if there is none."""
         if not self._loads:
             return False
-        block_of = self._batch.block_of
         served: set[int] = set()
         kept = []
         for transfer in self._loads:
-            block = int(block_of[transfer.thread])
-            if block in served:
+            if transfer.block in served:
                 kept.append(transfer)
                 continue
-            served.add(block)
+            served.add(transfer.block)
             self._arrive(transfer)
         self._loads = kept
         return True
@@ -89,6 +89,12 @@ class Transfers:
     def _arrive(self, transfer: Transfer) -> None:
         batch = self._batch
         size = transfer.size
+        if transfer.block != batch.block_of[transfer.thread] and not batch.living_threads(transfer.block):
+            rank = transfer.block % batch.cluster_blocks
+            raise EmulatorError(
+                f"{batch.program.instructions[transfer.at]}\n  {batch.describe_thread(transfer.thread)}: "
+                f"block {rank} of the cluster has exited before the copy arrives"
+            )
         items = batch.memory.views[size].take(np.where(transfer.inside, transfer.outside, 0) // size)
         items[~transfer.inside] = 0
         batch.shared_views[size][transfer.shared // size] = items

@@ -28,7 +28,7 @@ NUMPY = {kind: name for name, kind in TORCH.items()}
 FORMAT = {
     "int": "<i", "float": "<f", "float*": "<Q", "const float*": "<Q", "const int*": "<Q", "const i64*": "<Q",
 }  # fmt: skip
-ALIGN = 16  # bytes; what the driver copies from here to a parameter of its own alignment
+ALIGN = 128  # bytes of an argument, from which the driver copies it: it changes tensor maps in place, if they lie so
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,10 @@ class CudaEngine:
         self.poison = poison
         self._kernels: dict[tuple[bytes, str], CudaKernel] = {}
         self._loading = threading.Lock()
+
+    @property
+    def sms(self) -> int:
+        return self.driver.sms
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """A copy with the array's strides; made contiguous if one of them is negative, which PyTorch has not."""

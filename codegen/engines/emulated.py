@@ -22,14 +22,15 @@ _ELEMENTS: dict[Dtype, str] = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 class EmulatedEngine:
     """An Engine on the emulator. `reports` holds one Report a launch: what it counted and the races it found.
 
-    What is asynchronous happens at the last moment that a kernel's waits allow, or, unless `late`, at the first.
+    What is asynchronous happens at the last moment that a kernel's waits allow, or, unless `late`, at the first. `sms`:
+    the multiprocessors that kernels are told of, those of an H100; nothing runs on them.
     """
 
     name = "emulator"
 
-    def __init__(self, *, check_races: bool = False, late: bool = True) -> None:
+    def __init__(self, *, check_races: bool = False, late: bool = True, sms: int = 132) -> None:
         self.memory = GlobalMemory()
-        self.late = late
+        self.late, self.sms = late, sms
         self.check_races = check_races
         self.reports: list[tuple[str, Report]] = []
 

@@ -41,6 +41,11 @@ class Engine(Protocol):
 
     name: str
 
+    @property
+    def sms(self) -> int:
+        """Multiprocessors."""
+        ...
+
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """A copy of a NumPy array with its strides, within reach of the kernels."""
         ...

@@ -37,6 +37,8 @@ class Boxes:
 
 def why_no_boxes(tensor: Tensor) -> str | None:
     """What of a tensor [batch, head, row, column] TMA cannot take, as a sentence; None if it takes all."""
+    if 0 in tensor.shape:
+        return "it is empty. Kernels without tensor maps take it."
     if not tensor.aligned:
         return "its rows are not contiguous, or do not start on 16 bytes."
     size = tensor.dtype.itemsize
@@ -64,6 +66,21 @@ def boxes_of(tensor: Tensor, dtype: Dtype, rows: int) -> Boxes:
 def encode(boxes: Boxes) -> bytes:
     """The 128 bytes of the kernel argument, by the driver that is loaded. Raises LaunchError where it refuses."""
     return encode_with(_driver(), boxes)
+
+
+def move(place: int, address: int) -> None:
+    """Give the map that lies at `place`, a multiple of 64, another tensor of the same shape, strides and dtype.
+
+    `address` is a multiple of 16. Raises LaunchError where the driver refuses.
+    """
+    move_with(_driver(), place, address)
+
+
+def move_with(driver: Any, place: int, address: int) -> None:
+    """The same by a library that has cuTensorMapReplaceAddress."""
+    error = driver.cuTensorMapReplaceAddress(ctypes.c_void_p(place), ctypes.c_void_p(address))
+    if error:
+        raise LaunchError(f"cuTensorMapReplaceAddress: error {error} of the driver for address {address:#x}.")
 
 
 def encode_with(driver: Any, boxes: Boxes) -> bytes:

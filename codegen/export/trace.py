@@ -88,7 +88,8 @@ def _c_name(name: str) -> str:
 def _check_parameters(source: Source) -> None:
     """Raise UsageError unless all parameters are those of plain, causal or windowed attention."""
     if source.spec.kernel in HOPPER:
-        raise UsageError(f"{source.spec.key} takes tensor maps, which an exported launcher cannot encode. Use forward.")
+        other = source.spec.kernel.removesuffix("90")
+        raise UsageError(f"{source.spec.key} takes tensor maps, which an exported launcher cannot encode. Use {other}.")
     known = {(arg.name, arg.type) for arg in SIGNATURES[source.spec.kernel]} | OF_WINDOWS
     for arg in source.spec.signature:
         if (arg.name, arg.type) not in known:
@@ -102,6 +103,7 @@ class _Engine:
     """An Engine that holds no data: it hands out addresses, and keeps what is allocated and launched."""
 
     name = "trace"
+    sms = 1  # of no kernel that can be exported the launch depends on them
 
     def __init__(self) -> None:
         self.fills: dict[int, float | None] = {}  # of each allocation; None: nothing in particular

@@ -30,7 +30,7 @@ class Part:
 
 
 CONFIGS = tuple((d, causal) for d in (128, 64) for causal in (False, True))  # bf16
-TILED = ("forward", "fused", "dkdv", "dq")
+TILED = ("forward", "fused", "dkdv", "dq", "forward90", "fused90")
 
 
 def parts(folder: Path) -> tuple[Part, ...]:
@@ -55,8 +55,9 @@ def parts(folder: Path) -> tuple[Part, ...]:
     ]  # fmt: skip
     benches = [Part(name=f"bench {_name(*c)}", seconds=60, command=day("bench", *map(str, c))) for c in CONFIGS]
     tiles = [Part(name=f"tiles {kernel}", seconds=45, command=day("tiles", kernel)) for kernel in TILED]
+    warpgroups = Part(name="warpgroups", seconds=90, command=day("warpgroups"))
     flex = Part(name="flex", seconds=60, command=day("flex"))
-    return (environment, tests, rates, *tuned, *benches, *tiles, memory, sanitizer, flex)
+    return (environment, tests, rates, *tuned, *benches, warpgroups, *tiles, memory, sanitizer, flex)
 
 
 def _name(d: int, causal: bool) -> str:

@@ -95,6 +95,22 @@ def _tiles(found: Found) -> Iterable[str]:
     yield from _table(("problem", "tiles", "best ms", "best", "median ms"), rows)
 
 
+def _warpgroups(found: Found) -> Iterable[str]:
+    def of(line: State) -> tuple[str, int, bool]:
+        return line["which"], line["problem"]["d"], line["problem"]["causal"]
+
+    for which, d, causal in dict.fromkeys(map(of, found)):
+        part = [x for x in found if of(x) == (which, d, causal)]
+        yield f"{which} bf16 d={d}{' causal' if causal else ''} N={part[0]['problem']['Nq']}, measured, in this order"
+        yield ""
+        rows = [
+            (_flat(x["tile"]) if "tile" in x else x["key"], f"{x['tflops']:.1f}" if "tflops" in x else x["failure"])
+            for x in part
+        ]
+        yield from _table(("tile", "TFLOP/s"), rows)
+        yield ""
+
+
 def _memory(found: Found) -> Iterable[str]:
     rows = [
         (m["way"], str(m["n"]), m["failed"] or f"{m['peak'] / 1e9:.3f}", f"{m['kept'] / 1e9:.3f}",
@@ -110,7 +126,7 @@ def _sanitizer(found: Found) -> Iterable[str]:
 
 SECTIONS: dict[str, Callable[[Found], Iterable[str]]] = {
     "environment": _environment, "tests": _tests, "rates": _rates, "tune": _tune, "bench": _bench, "flex": _bench,
-    "tiles": _tiles, "memory": _memory, "sanitizer": _sanitizer,
+    "tiles": _tiles, "warpgroups": _warpgroups, "memory": _memory, "sanitizer": _sanitizer,
 }  # fmt: skip
 
 

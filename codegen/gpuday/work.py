@@ -71,12 +71,12 @@ def tune(tell: Tell, d: str, causal: str, folder: str) -> None:
     """A short search of each kernel, by measured time; a record each."""
     from ..spec.gpu import present_gpu
     from ..spec.problem import Problem
-    from ..tune import TUNED, tune_kernel
+    from ..tune import tune_kernel, tuned_kernels
 
     problem = Problem(dtype="bf16", d=int(d), causal=causal == "True", B=4, Hq=2048 // int(d), Nq=4096)
-    found: list[dict[str, Any]] = []
-    for kernel in (*TUNED["forward"], *TUNED["backward"]):
-        tuned = tune_kernel(kernel, problem, present_gpu(), Path(folder), trials=TRIALS, by="measured")
+    gpu, found = present_gpu(), list[dict[str, Any]]()
+    for kernel in (*tuned_kernels("forward", problem, gpu), *tuned_kernels("backward", problem, gpu)):
+        tuned = tune_kernel(kernel, problem, gpu, Path(folder), trials=TRIALS, by="measured")
         found.append(asdict(tuned.record))
         tell(found)
 
@@ -105,10 +105,27 @@ def flex(tell: Tell) -> None:
 
 def tiles(tell: Tell, kernel: str) -> None:
     """The measured time of random legal tiles: what a timing model is fitted to and judged by."""
+    from ..spec.gpu import present_gpu
+    from ..spec.kernel import HOPPER
     from .tiles import timed_tiles
 
+    if kernel in HOPPER and present_gpu().sm != 90:
+        raise CannotRun(f"{kernel} is for sm_90")
     found: list[dict[str, Any]] = []
     for each in timed_tiles(kernel):
+        found.append(each)
+        tell(found)
+
+
+def warpgroups(tell: Tell) -> None:
+    """The kernels of warpgroups by what only a GPU can judge, beside cuDNN."""
+    from ..spec.gpu import present_gpu
+    from .warpgroups import timed_variants
+
+    if present_gpu().sm != 90:
+        raise CannotRun("kernels of warpgroups are for sm_90")
+    found: list[dict[str, Any]] = []
+    for each in timed_variants():
         found.append(each)
         tell(found)
 
@@ -142,7 +159,7 @@ def _bench(tell: Tell, asked: Any, served: Any) -> None:
 
 
 PARTS: dict[str, Callable[..., None]] = {
-    f.__name__: f for f in (environment, tests, rates, sanitizer, tune, bench, flex, tiles, memory)
+    f.__name__: f for f in (environment, tests, rates, sanitizer, tune, bench, flex, tiles, warpgroups, memory)
 }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ..compile import Binary
 from ..engines.engine import Engine, Tensor
 from ..errors import LaunchError, WrongResult
+from ..forms import pass_of
 from ..inputs import full_extras
 from ..measure import Again, Clock, Timing, Try, launcher, measure, sample
 from ..predict import sizes_of
@@ -80,7 +81,7 @@ def timed_tensors(
     tensors = {name: engine.tensor(_noise(shape, problem, seed)) for seed, (name, shape) in enumerate(shapes.items())}
     tensors |= tensors_of(extras)
     stored = stored_as(problem.dtype)
-    if kernel == "forward":
+    if pass_of(kernel) == "forward":
         m, l = (engine.empty(sizes.rows, np.float32) for _ in range(2))
         return {**tensors, "O": engine.empty(shapes["dO"], stored), "m": m, "l": l}
     of_default: dict[KernelName, Binary] = {"forward": _of_default("forward", problem, gpu)}

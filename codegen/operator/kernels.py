@@ -169,6 +169,10 @@ def _remember(
         _replays[key] = replay
 
 
+# In whose place the gradients of queries or of keys alone have kernels of their own.
+APART: dict[Form, Form] = {"fused": "split", "fused90": "split90"}
+
+
 def kernels_for(needs: Needs, form: Form, *, tables: bool = False) -> tuple[KernelName, ...]:
     """The kernels that make the gradients asked for: `fused` is worth its atomics only where all are.
 
@@ -181,9 +185,10 @@ def kernels_for(needs: Needs, form: Form, *, tables: bool = False) -> tuple[Kern
     of_keys = need_k or need_v or tables
     if need_q and of_keys:
         return KERNELS_OF[form]
+    delta, dkdv, dq = KERNELS_OF[APART.get(form, form)]
     if need_q:
-        return ("delta", "dq")
-    return ("delta", "dkdv") if of_keys else ("delta",)
+        return (delta, dq)
+    return (delta, dkdv) if of_keys else (delta,)
 
 
 def _problem(q: Tensor, k: Tensor, v: Tensor, causal: bool, added: Added) -> Problem:
@@ -193,7 +198,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, causal: bool, added: Added) -> Pro
     lengths: Lengths = "uniform" if added.k_lens is None else "padded"
     B, Nq, Nk = q.shape[0], q.shape[2], k.shape[2]
     if added.cu_q is not None:
-        lengths, B, Nq, Nk = "packed", added.cu_q.shape[0] - 1, added.max_q, added.max_k
+        lengths, B, Nq, Nk = "packed", added.cu_q.shape[0] - 1, min(added.max_q, Nq), min(added.max_k, Nk)
     return Problem(
         dtype=KERNEL_DTYPES[q.dtype], d=q.shape[3], dv=v.shape[3], causal=causal, B=B, Hq=q.shape[1], Hk=k.shape[1],
         Nq=Nq, Nk=Nk, window=added.window, anchor="top-left" if added.top_left else "bottom-right", lengths=lengths,

@@ -19,7 +19,8 @@ from numpy.typing import DTypeLike, NDArray
 from ..compile import Binary
 from ..engines.cuda import TORCH, CudaEngine, CudaKernel, packed
 from ..engines.engine import Tensor, Value
-from ..engines.tensor_map import Boxes
+from ..engines.tensor_map import Boxes, move
+from ..spec.kernel import TENSOR_MAP
 
 ALIGN = 16  # bytes that rows must start on to be read in place, as they were when they were recorded
 
@@ -33,7 +34,12 @@ class Recorder:
         self.engine = engine
         self.simple = True
         self.made: list[tuple[Tensor, bool]] = []  # and whether it is zeroed
+        self.mapped: dict[Value, int] = {}  # of each tensor map, the address of its tensor
         self.launches: list[tuple[CudaKernel, int, int, int, tuple[Value, ...]]] = []
+
+    @property
+    def sms(self) -> int:
+        return self.engine.sms
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         self.made.append((self.engine.empty(shape, dtype), False))
@@ -56,8 +62,9 @@ class Recorder:
         return self.engine.read(tensor)
 
     def tensor_map(self, boxes: Boxes) -> bytes:
-        self.simple = False  # the next call's tensors lie elsewhere
-        return self.engine.tensor_map(boxes)
+        data = self.engine.tensor_map(boxes)
+        self.mapped[data] = boxes.address
+        return data
 
     def load(self, binary: Binary) -> CudaKernel:
         return self.engine.load(binary)
@@ -77,6 +84,7 @@ class _Launch:
     smem: int
     parameters: int  # address of the array of pointers to the arguments
     addresses: tuple[tuple[ctypes.c_uint64, int], ...]  # a place in the arguments, and which tensor's address it takes
+    maps: tuple[tuple[int, int], ...]  # where a tensor map lies in the arguments, and of which tensor
     memory: object  # what `parameters` points into
 
 
@@ -88,7 +96,7 @@ class Replay:
     launches: tuple[_Launch, ...]
     made: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]  # shape, dtype and whether it is zeroed
     results: tuple[tuple[int, bool] | None, ...]  # which of `made`; as it is, or [B, H, N, d] over [B, N, H, d]
-    views: tuple[int, ...]  # the inputs whose rows are read by 16 bytes
+    views: tuple[int, ...]  # the inputs whose rows are read by 16 bytes or by TMA
     lock: threading.Lock = field(default_factory=threading.Lock)  # arguments are in one place for all threads
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...] | None:
@@ -105,6 +113,8 @@ class Replay:
             for launch in self.launches:
                 for place, which in launch.addresses:
                     place.value = addresses[which]
+                for at, which in launch.maps:
+                    move(at, addresses[which])
                 driver.launch(launch.function, launch.grid, launch.block, launch.smem, stream, launch.parameters)
         results = self.results
         return tuple([r if r is None else made[r[0]] if r[1] else made[r[0]].transpose(1, 2) for r in results])
@@ -120,7 +130,12 @@ def replay_of(
     `inputs` by the names that kernels know them by, in the order in which a replay is given them; `dtype` is theirs.
     """
     order = {name: n for n, name in enumerate(inputs)}
-    by_rows = {arg.name for kernel, *_ in recorder.launches for arg in kernel.signature if arg.type == "View<const T>"}
+    by_rows = {
+        arg.tensor
+        for kernel, *_ in recorder.launches
+        for arg in kernel.signature
+        if arg.type in ("View<const T>", TENSOR_MAP)
+    }
     views = tuple(order[name] for name in inputs if name in by_rows)
     if not recorder.simple or not recorder.launches or not all(x.aligned for n, x in inputs.items() if n in by_rows):
         return None
@@ -130,9 +145,13 @@ def replay_of(
     launches = []
     for kernel, grid, block, smem, args in recorder.launches:
         pointers, buffer = packed(kernel, args)
-        places = []
+        places, maps = [], []
         for n, arg in enumerate(kernel.signature):
             if arg.type in ("int", "float", "Walk"):
+                continue
+            if arg.type == TENSOR_MAP:
+                moved = order[arg.tensor] if arg.tensor in order else address[recorder.mapped[args[n]]]
+                maps.append((pointers[n] or 0, moved))
                 continue
             place = ctypes.c_uint64.from_address(pointers[n] or 0)  # a View begins with its address
             if not place.value:  # null: an optional tensor that is not there
@@ -140,7 +159,9 @@ def replay_of(
             # By name first: q and k may be one tensor in this call and two in the next.
             places.append((place, order[arg.name] if arg.name in order else address[place.value]))
         parameters = ctypes.addressof(pointers)
-        launches.append(_Launch(kernel.function, grid, block, smem, parameters, tuple(places), (pointers, buffer)))
+        launches.append(
+            _Launch(kernel.function, grid, block, smem, parameters, tuple(places), tuple(maps), (pointers, buffer))
+        )
     made = tuple(
         (tensor.shape, dtype if tensor.dtype.itemsize == 2 else TORCH[tensor.dtype.name], zeroed)
         for tensor, zeroed in recorder.made

@@ -26,9 +26,11 @@ from .measured import as_measured, constants_version
 from .occupancy import blocks_per_sm
 from .path import LoopSummary, Trace
 from .rates import COMPARED, memory_path
+from .tensor import WARPS_OF_A_GROUP
 
 __all__ = [
     "COMPARED",
+    "WARPS_OF_A_GROUP",
     "BadConstants",
     "BadCubin",
     "Board",

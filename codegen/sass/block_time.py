@@ -33,6 +33,8 @@ class BlockTime:
     pipes: dict[str, float]  # share of an iteration in which each pipe is busy
     spread: float  # (largest - smallest) / mean iteration over the start phases
     cycles_among: Callable[[int], float]  # of an iteration with so many blocks, for the last wave
+    start_cycles: float = 0.0  # before the first tile of a block that works on one after another
+    bound_by: str = ""  # what bounds an iteration, where it is none of the pipes
 
     def iterations(self, flops: float) -> float:
         """Trips of the main loop: from the FLOPs of the block, never from the code (docs/model.md)."""
@@ -134,4 +136,6 @@ def blend(first: BlockTime, second: BlockTime, share: float) -> BlockTime:
         pipes={name: mean(first.pipes[name], second.pipes[name]) for name in first.pipes},
         spread=first.spread if share > 0.5 else second.spread,
         cycles_among=lambda blocks: mean(first.cycles_among(blocks), second.cycles_among(blocks)),
+        start_cycles=mean(first.start_cycles, second.start_cycles),
+        bound_by=first.bound_by if share > 0.5 else second.bound_by,
     )

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from .rates import MEMORY_PATH, MemoryPath, PipeRates
 
+HBM_SHARE = 0.85  # of the data sheet's rate that a streaming kernel reaches [?]
+
 
 @dataclass(frozen=True, slots=True)
 class Board:
@@ -43,7 +45,15 @@ class Work:
 
     `rare_share` is the share of iterations in which blocks behind a branch that neither compute on tensor cores nor
     touch global memory (masks, rescue code, lazy rescaling) are executed: 1 counts them always, as the comparison with
-    published figures did; for a mask on the diagonal only it is masked tiles / all tiles.
+    published figures did; for a mask on the diagonal only it is masked tiles / all tiles. `twin_share` is the share of
+    iterations that run in a twin of the main loop, which has its products and more besides: loops of warpgroups have
+    one for masked tiles.
+
+    Of kernels whose warpgroups have roles: `producer_warps` of a block only copy (None: four if the code gives
+    registers away), `first_bytes` is what a block loads before its first product, `loaded_bytes` what all blocks copy
+    from L2 to shared memory past the registers, `multicast_bytes` what comes there of what another block of the cluster
+    has loaded, `reduced_bytes` what they add to global memory from there. `persistent`: as
+    many blocks as there are SMs take one tile after another, the longest first, dealt to and fro; `blocks` are tiles.
     """
 
     blocks: int
@@ -55,3 +65,10 @@ class Work:
     l2_bytes: float | None = None
     serial_hbm_bytes: float = 0.0
     rare_share: float = 1.0
+    twin_share: float = 0.0
+    producer_warps: int | None = None
+    first_bytes: float = 0.0
+    loaded_bytes: float = 0.0
+    multicast_bytes: float = 0.0
+    reduced_bytes: float = 0.0
+    persistent: bool = False

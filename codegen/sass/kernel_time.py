@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .block_time import PHASES, BlockTime, blend, simulated_block
-from .board import Board, Work
+from .board import HBM_SHARE, Board, Work
 from .errors import MissingWork
-from .launch import list_schedule, relative_work, waves_cycles
+from .launch import list_schedule, relative_work, shared_out, waves_cycles
 from .listing import Function
 from .load import PIPE_NAMES
 from .occupancy import blocks_per_sm
 from .path import Trace
-from .warpgroup import warpgroup_block
+from .warpgroup_time import warpgroup_block
 
-HBM_SHARE = 0.85  # of the data sheet's rate that a streaming kernel reaches [?]
 LIMIT_SHARE = 0.9  # a pipe less busy than this does not bound a loop by itself
+FULL_SHARE = 0.995  # nor one less busy than this a step of warpgroups, whose time says what else bounds it
 FEW = 0.1  # a share of iterations too small for the start phases to matter
 WASTED_SHARE = 0.15  # of the slots empty on average: worth a word in `bound_by`
 
@@ -77,10 +77,10 @@ def _block(function: Function, board: Board, work: Work, resident: int) -> Block
     """A block of the launch; with rare blocks in some iterations only, between the two extremes."""
     share = work.rare_share
 
+    if function.trace.uses_warpgroups:
+        return warpgroup_block(function, board, work, resident)
+
     def timed(trace: Trace, phases: Sequence[float] = PHASES) -> BlockTime:
-        if trace.uses_warpgroups:
-            specialised = any(i.base == "USETMAXREG" for i in function.instructions)
-            return warpgroup_block(trace, board, work.warps, resident, specialised)
         return simulated_block(trace, board, work.warps, resident, phases)
 
     if share >= 1 or function.short_trace == function.trace:
@@ -130,6 +130,10 @@ def _memory_time(function: Function, board: Board, work: Work, resident: int) ->
 
 def _launch_cycles(block: BlockTime, board: Board, work: Work) -> float:
     flops = work.tensor_flops / work.blocks
+    if work.persistent:
+        pattern, repeats = relative_work(work)
+        durations = [block.cycles(flops * share, block.resident) for share in pattern]
+        return block.start_cycles + shared_out(durations * repeats, board.sms)
     if work.unequal is None:
         return waves_cycles(work.blocks, board.sms, block.resident, lambda among: block.cycles(flops, among))
     pattern, repeats = relative_work(work)
@@ -147,8 +151,10 @@ def _loop_sentence(block: BlockTime, board: Board, work: Work, cycles: float) ->
     """What limits the loop, and the launch if it leaves slots empty."""
     busiest = sorted(block.pipes, key=lambda name: -block.pipes[name])
     first, second = (f"{PIPE_NAMES[name]} {block.pipes[name]:.0%} busy" for name in busiest[:2])
-    if block.pipes[busiest[0]] >= LIMIT_SHARE:
+    if block.pipes[busiest[0]] >= (FULL_SHARE if block.bound_by else LIMIT_SHARE):
         sentence = f"{first} in the loop"
+    elif block.bound_by:
+        sentence = f"{block.bound_by}; {first} in the loop"
     else:
         sentence = f"{first}, {second} in the loop; the rest waits for results and barriers"
     flops = work.tensor_flops / work.blocks

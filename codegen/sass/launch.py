@@ -32,6 +32,19 @@ def list_schedule(durations: Iterable[float], slots: int) -> float:
     return max(free)
 
 
+def shared_out(durations: Iterable[float], blocks: int) -> float:
+    """When the last block ends if each works on one tile after another, the longest first, dealt to and fro.
+
+    >>> shared_out([1.0, 4.0, 3.0, 2.0], blocks=2)
+    5.0
+    """
+    ends = [0.0] * blocks
+    for k, duration in enumerate(sorted(durations, reverse=True)):
+        turn, place = divmod(k, blocks)
+        ends[place if turn % 2 == 0 else blocks - 1 - place] += duration
+    return max(ends)
+
+
 def relative_work(work: Work) -> tuple[list[float], int]:
     """The pattern of `work.unequal`, scaled to a mean of 1, and how often the launch repeats it."""
     pattern = [float(share) for share in work.unequal or (1.0,)]

@@ -15,7 +15,7 @@ from .elf import read_sm, resource_usage
 from .errors import BadCubin, DisassemblerMissing
 from .flow import Graph, build_graph
 from .instruction import Instruction, parse_instruction
-from .path import LoopSummary, Trace, summarise_loops, trace_function
+from .path import LoopSummary, Trace, summarise_loops, trace_function, trace_twin
 
 WHEEL_PATHS = "nvidia/*/bin/nvdisasm*"  # nvidia/cu13/bin, nvidia/cuda_nvdisasm/bin: the folder's name changes with CUDA
 SECTION = re.compile(r"^\.text\.([^\n:]+):\n", re.M)
@@ -64,6 +64,11 @@ class Function:
     def short_trace(self) -> Trace:
         """The same without rare blocks: those behind a branch, without tensor work or global memory traffic."""
         return trace_function(self.instructions, self.graph, rare=False)
+
+    @cached_property
+    def twin(self) -> tuple[Instruction, ...]:
+        """An iteration of the loop that has the main one's products and more besides, for masked tiles; or ()."""
+        return trace_twin(self.instructions, self.graph)
 
     def __str__(self) -> str:
         head = (

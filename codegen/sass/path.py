@@ -50,11 +50,11 @@ def trace_function(instructions: Sequence[Instruction], graph: Graph, *, rare: b
     """The three lists for the path with most work; `rare` says whether it goes through rare blocks or past them."""
     weights = [_weight(instructions[b.start : b.end], rare) for b in graph.blocks]
     everywhere = set(graph.order)
-    main = _main_loop(instructions, graph, weights)
-    if main is None:
+    loops = _product_loops(instructions, graph, weights)
+    if not loops:
         whole = _heaviest(graph, weights, {0}, everywhere, _exits(instructions, graph) or everywhere)
         return Trace(_listed(instructions, graph, whole), (), ())
-    loop, path = main
+    loop, path = loops[0]
     if rare:
         path = _detour(instructions, graph, weights, loop, path) or path
     way_in = _heaviest(graph, weights, {0}, everywhere, {loop.header})[:-1]
@@ -85,20 +85,30 @@ def summarise_loops(instructions: Sequence[Instruction], graph: Graph) -> tuple[
     return tuple(sorted(found))
 
 
-def _main_loop(
+def trace_twin(instructions: Sequence[Instruction], graph: Graph) -> tuple[Instruction, ...]:
+    """The longest loop beside the main one with the same tensor work, as one for masked tiles; () if there is none."""
+    loops = _product_loops(instructions, graph, [_weight(instructions[b.start : b.end], False) for b in graph.blocks])
+    listed = [_listed(instructions, graph, path) for _, path in loops]
+    work = [sum(tensor_flops(i.opcode) for i in each) for each in listed]
+    return next((twin for twin, flops in zip(listed[:0:-1], work[:0:-1], strict=True) if flops == work[0]), ())
+
+
+def _product_loops(
     instructions: Sequence[Instruction], graph: Graph, weights: Sequence[int]
-) -> tuple[Loop, list[int]] | None:
+) -> list[tuple[Loop, list[int]]]:
+    """The innermost loops with tensor work, the way through each: first those with most work, of them the shortest."""
     tensor_loops = [loop for loop in graph.loops if any(weights[b] >= WEIGHT_OF_A_FLOP for b in loop.body)]
-    best: tuple[int, int, Loop, list[int]] | None = None
+    found: list[tuple[int, int, Loop, list[int]]] = []
     for loop in tensor_loops:
         if any(other.body < loop.body for other in tensor_loops):
             continue
         path = _heaviest(graph, weights, {loop.header}, loop.body, set(loop.latches))
         listed = _listed(instructions, graph, path)
-        tensor_work, length = sum(tensor_flops(i.opcode) for i in listed), len(listed)
-        if tensor_work and (best is None or (tensor_work, -length) > best[:2]):
-            best = (tensor_work, -length, loop, path)
-    return (best[2], best[3]) if best else None
+        tensor_work = sum(tensor_flops(i.opcode) for i in listed)
+        if tensor_work:
+            found.append((-tensor_work, len(listed), loop, path))
+    found.sort(key=lambda each: each[:2])
+    return [(loop, path) for _, _, loop, path in found]
 
 
 def _detour(
@@ -142,7 +152,10 @@ def _weight(block: Sequence[Instruction], rare: bool) -> int:
 
 
 def _is_traffic(instruction: Instruction) -> bool:
-    return instruction.base in GLOBAL_MEMORY or instruction.base in ASYNCHRONOUS_OPCODES
+    """An mbarrier's phase is no traffic: a block that only looks at it again is the body of a wait."""
+    return instruction.base in GLOBAL_MEMORY or (
+        instruction.base in ASYNCHRONOUS_OPCODES and instruction.base != "SYNCS"
+    )
 
 
 def _exits(instructions: Sequence[Instruction], graph: Graph) -> set[int]:

@@ -11,7 +11,12 @@ from .kernel import KernelName
 from .limits import check_dtype
 from .problem import Problem
 from .tile import RowTile, Tile
-from .warpgroup_defaults import default_warpgroup
+from .warpgroup_defaults import (
+    default_warpgroup,
+    default_warpgroup_keys,
+    default_warpgroup_query,
+    default_warpgroup_wide,
+)
 
 
 def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu, *, spilling: bool = False) -> Tile:
@@ -27,6 +32,12 @@ def default_tile(kernel: KernelName, problem: Problem, gpu: Gpu, *, spilling: bo
         return short_forward(problem, gpu) or default_forward(problem, gpu, spilling=spilling)
     if kernel == "forward90":
         return default_warpgroup(problem, gpu)
+    if kernel in ("fused90", "convert90", "dkdv90"):
+        return default_warpgroup_keys("dkdv90" if kernel == "dkdv90" else "fused90", problem, gpu)
+    if kernel == "dkdv90_wide":
+        return default_warpgroup_wide(problem, gpu)
+    if kernel == "dq90":
+        return default_warpgroup_query(problem, gpu)
     if kernel == "dq":
         return default_query_block(problem, gpu, spilling=spilling)
     if kernel in ("delta", "combine"):

@@ -7,7 +7,15 @@ from ..score_mod.tree import Read, names_in, walk
 from .backward_shape import slice_columns
 from .features import Features, ScoreMod
 from .kernel import KernelSpec
-from .tile import ForwardTile, KeyBlockTile, QueryBlockTile
+from .tile import (
+    ForwardTile,
+    KeyBlockTile,
+    QueryBlockTile,
+    WarpgroupKeyTile,
+    WarpgroupQueryTile,
+    WarpgroupTile,
+    WarpgroupWideTile,
+)
 
 # A thread's registers beside those of a plain kernel, for each 16 rows or keys that its warp owns: rounded up from
 # kernels of d = 64 with small tiles, in which nothing is spilled.
@@ -37,6 +45,46 @@ def feature_registers(spec: KernelSpec) -> int:
     return need
 
 
+def warpgroup_feature_registers(spec: KernelSpec) -> int:
+    """The same for a thread of two warpgroups that compute: what sums and scores must leave of it, or ptxas spills.
+
+    Read off kernels of d = 64, 128 and 256.
+    """
+    features, tile = spec.features, spec.tile
+    if isinstance(tile, WarpgroupKeyTile):
+        return _in_backward(spec, tile.Br, of_random_numbers=40)
+    if isinstance(tile, WarpgroupQueryTile):
+        return _in_backward(spec, tile.Bc, of_random_numbers=30)
+    if isinstance(tile, WarpgroupWideTile):
+        return _in_backward(spec, tile.Bc // tile.consumers, of_random_numbers=40)
+    mod, need = features.score_mod, 0
+    if features.dropout:
+        need += 30 if halves_known(spec) else 52
+    if mod:
+        need += (30 if reads_pairs(mod) else 0) + (0 if parse(mod.text).additive else 6)
+    return need
+
+
+def _in_backward(spec: KernelSpec, columns: int, of_random_numbers: int) -> int:
+    """Of a tile of `columns` columns of scores, half as many in a thread: a number for each, or what it is made of."""
+    features, mod = spec.features, spec.features.score_mod
+    need = of_random_numbers if features.dropout else 0
+    if mod:
+        need += columns // 2
+        need += columns // 2 if _slope_is_another_number(mod) else 0
+        need += columns // 2 if keeps_scores(mod) else 0
+        need += columns // 4 * (2 if features.dropout else 1) if mod.grads else 0
+    return need
+
+
+def _slope_is_another_number(mod: ScoreMod) -> bool:
+    """Whether the compiler is left with a number for each score beside the one that is kept, or that a table gives."""
+    formula = parse(mod.text)
+    if formula.additive:
+        return False
+    return reads_pairs(mod) if keeps_a_number(mod) else formula.slope.depends_on("i", "j")
+
+
 def _blocks(spec: KernelSpec) -> int:
     """Of 16 rows or keys that a warp owns."""
     tile = spec.tile
@@ -51,7 +99,7 @@ def halves_known(spec: KernelSpec) -> bool:
     Both halves take their random bits from one draw: where they are known to be neighbours, it is made once.
     """
     tile = spec.tile
-    if isinstance(tile, ForwardTile):
+    if isinstance(tile, ForwardTile | WarpgroupTile):
         return tile.Bc % 32 == 0
     if isinstance(tile, QueryBlockTile):
         return tile.Bc % 32 == 0 and slice_columns(tile) % 32 == 0

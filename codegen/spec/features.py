@@ -16,6 +16,8 @@ Anchor = Literal["bottom-right", "top-left"]
 Lengths = Literal["uniform", "padded", "packed"]
 TableDtype = Literal["fp32", "fp16", "bf16"]
 
+FLAGS = ("left", "shifted", "top_left", "sinks", "dropout")  # features that are on or off
+
 Window = tuple[int | None, int | None]  # keys seen to the left and to the right of the diagonal; None: all
 
 
@@ -101,8 +103,7 @@ class Features:
     @property
     def words(self) -> tuple[str, ...]:
         """Each feature in words that name no file: ('left', 'dropout')."""
-        flags = ("left", "shifted", "top_left", "sinks", "dropout")
-        said = [name.replace("_", "-") for name in flags if getattr(self, name)]
+        said = [name.replace("_", "-") for name in FLAGS if getattr(self, name)]
         if self.lengths != "uniform":
             said.append(self.lengths)
         if self.score_mod:
@@ -121,17 +122,17 @@ class Features:
 
     def of(self, kernel: KernelName) -> Features:
         """Those that the text of `kernel` depends on."""
-        if kernel in ("fused", "dkdv"):
+        if kernel in ("fused", "dkdv", "fused90", "dkdv90", "dkdv90_wide"):
             return replace(self, sinks=False)
-        if kernel in ("forward", "dq", "partial", "forward90"):
+        if kernel in ("forward", "dq", "partial", "forward90", "dq90"):
             mod = self.score_mod and replace(
                 self.score_mod, tables=tuple(replace(table, grad=False) for table in self.score_mod.tables)
             )
-            return replace(self, score_mod=mod, sinks=self.sinks and kernel != "dq")
+            return replace(self, score_mod=mod, sinks=self.sinks and kernel not in ("dq", "dq90"))
         lengths: Lengths = "packed" if self.packed else "uniform"
         if kernel == "delta":
             return Features(lengths=lengths, sinks=self.sinks, dropout=self.dropout)
-        if kernel == "convert":
+        if kernel in ("convert", "convert90"):
             return Features(lengths=lengths)
         return replace(self, sinks=False)  # combine: partial has refused what it would have to know
 

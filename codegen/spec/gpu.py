@@ -9,6 +9,7 @@ from ..errors import UnknownGpu
 
 KB = 1024
 REGISTERS_PER_SM = 65536
+WGMMA_FLOPS_CLK = {90: 4096}  # dense fp16/bf16 with fp32 accumulation, FLOP per clock and SM (H100 white paper)
 RESERVED_SMEM = 1 * KB  # shared memory that the driver keeps of every resident block, sm_80 and later (CUDA C++ guide)
 
 
@@ -57,6 +58,16 @@ class Gpu:
     def peak_tflops(self) -> float:
         """Tensor peak with fp32 accumulation through mma.sync, in TFLOP/s."""
         return self.sms * self.clock_ghz * self.tensor_flops_clk / 1e3
+
+    @property
+    def wgmma_flops_clk(self) -> int:
+        """The same through wgmma, the instructions of warpgroups, FLOP per clock and SM; 0 where there are none."""
+        return WGMMA_FLOPS_CLK.get(self.sm, 0)
+
+    @property
+    def wgmma_tflops(self) -> float:
+        """Tensor peak through wgmma, in TFLOP/s; 0 where there is none."""
+        return self.sms * self.clock_ghz * self.wgmma_flops_clk / 1e3
 
     @property
     def sm_class(self) -> tuple[int, int, int]:

@@ -8,12 +8,28 @@ from typing import Literal, get_args
 
 from ..errors import BadProblem
 from ..score_mod import table_name
-from .features import PLAIN, Features, TableDtype
+from .features import FLAGS, PLAIN, Features, TableDtype
 from .problem import ELEMENT_BYTES, Dtype, Problem, check_head_dim
-from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, RowTile, Tile, WarpgroupTile, tile_key
+from .tile import (
+    ForwardTile,
+    KeyBlockTile,
+    QueryBlockTile,
+    RowTile,
+    Tile,
+    WarpgroupKeyTile,
+    WarpgroupQueryTile,
+    WarpgroupTile,
+    WarpgroupWideTile,
+    tile_key,
+)
 
-KernelName = Literal["forward", "partial", "combine", "delta", "fused", "convert", "dkdv", "dq", "forward90"]
-HOPPER: frozenset[KernelName] = frozenset({"forward90"})  # of TMA and wgmma, which sm_90a alone has
+KernelName = Literal[
+    "forward", "partial", "combine", "delta", "fused", "convert", "dkdv", "dq",
+    "forward90", "fused90", "convert90", "dkdv90", "dkdv90_wide", "dq90",
+]  # fmt: skip
+# Of TMA and wgmma, which sm_90a alone has, and what reads in their order.
+HOPPER: frozenset[KernelName] = frozenset({"forward90", "fused90", "convert90", "dkdv90", "dkdv90_wide", "dq90"})
+PERSISTENT: frozenset[KernelName] = frozenset({"forward90"})  # a block works on one tile after another
 KERNELS: tuple[KernelName, ...] = tuple(name for name in get_args(KernelName) if name not in HOPPER)  # of all parts
 TILE_OF: dict[KernelName, type[Tile]] = {
     "forward": ForwardTile,
@@ -25,9 +41,24 @@ TILE_OF: dict[KernelName, type[Tile]] = {
     "dkdv": KeyBlockTile,
     "dq": QueryBlockTile,
     "forward90": WarpgroupTile,
+    "fused90": WarpgroupKeyTile,
+    "convert90": WarpgroupKeyTile,
+    "dkdv90": WarpgroupKeyTile,
+    "dkdv90_wide": WarpgroupWideTile,
+    "dq90": WarpgroupQueryTile,
 }
 # The text of others knows no mask.
-MASKED: frozenset[KernelName] = frozenset({"forward", "partial", "fused", "dkdv", "dq", "forward90"})
+MASKED: frozenset[KernelName] = frozenset(
+    {"forward", "partial", "fused", "dkdv", "dq", "forward90", "fused90", "dkdv90", "dkdv90_wide", "dq90"}
+)
+
+# The features that a kernel of warpgroups has; one that is not named here has none.
+WARPGROUP_FEATURES: dict[KernelName, frozenset[str]] = {
+    **dict.fromkeys(
+        ("forward90", "fused90", "dkdv90", "dkdv90_wide", "dq90"), frozenset({*FLAGS, "score_mod", "padded", "packed"})
+    ),
+    "convert90": frozenset({"packed"}),
+}
 
 # The launches of each pass, in order. The forward by parts gives each part of the keys its own blocks, where those of
 # the query rows leave multiprocessors idle. The split backward adds nothing atomically: bit-identical from run to run.
@@ -35,7 +66,21 @@ FORWARD: tuple[KernelName, ...] = ("forward",)
 PARTS: tuple[KernelName, ...] = ("partial", "combine")
 WARPGROUPS: tuple[KernelName, ...] = ("forward90",)
 FUSED: tuple[KernelName, ...] = ("delta", "fused", "convert")
+FUSED90: tuple[KernelName, ...] = ("delta", "fused90", "convert90")
 SPLIT: tuple[KernelName, ...] = ("delta", "dkdv", "dq")
+SPLIT90: tuple[KernelName, ...] = ("delta", "dkdv90", "dq90")
+SPLIT90_WIDE: tuple[KernelName, ...] = ("delta", "dkdv90_wide", "dq90")  # of heads of more than 128 columns
+
+# What turns sums of dQ into dQ, and what leaves them: of one tile.
+CONVERTS: dict[KernelName, KernelName] = {"convert": "fused", "convert90": "fused90"}
+
+WIDEST90 = 128  # columns of heads whose dK and dV of 64 keys fit the registers of a warpgroup: see dkdv90
+
+
+def split90(problem: Problem) -> tuple[KernelName, ...]:
+    """The split backward of warpgroups of a problem."""
+    return SPLIT90 if max(problem.d, problem.value_dim) <= WIDEST90 else SPLIT90_WIDE
+
 
 STATS = 3  # numbers that `delta` leaves for each row: see SIGNATURES["delta"]
 STATS_ROWS = 16  # rows whose statistics lie together
@@ -97,8 +142,20 @@ class KernelSpec:
             raise BadProblem(
                 f"{self.kernel} serves plain and causal attention with d = dv; others run whole, in forward."
             )
-        if self.kernel in HOPPER and (self.fp32 or not self.plain):
-            raise BadProblem(f"{self.kernel} serves plain and causal attention of 16 bits; others run in forward.")
+        other = self.kernel.partition("90")[0]
+        if self.kernel in HOPPER and self.fp32:
+            raise BadProblem(f"{self.kernel} serves 16 bits; fp32 runs in {other}.")
+        unknown = self._unknown_features() if self.kernel in HOPPER else ()
+        if unknown:
+            raise BadProblem(f"{self.kernel} does not serve {', '.join(unknown)}; such attention runs in {other}.")
+
+    def _unknown_features(self) -> tuple[str, ...]:
+        """Those, in words, that a kernel of warpgroups does not have."""
+        known = WARPGROUP_FEATURES.get(self.kernel, frozenset())
+        given = {name for name in FLAGS if getattr(self.features, name)}
+        others = {name for name in ("score_mod",) if self.features.score_mod}
+        lengths = set() if self.features.lengths == "uniform" else {self.features.lengths}
+        return tuple(sorted(name.replace("_", "-") for name in (given | others | lengths) - known))
 
     @classmethod
     def of(cls, kernel: KernelName, problem: Problem, tile: Tile, sm: int) -> KernelSpec:
@@ -158,7 +215,10 @@ class KernelSpec:
     @property
     def signature(self) -> tuple[Arg, ...]:
         """The kernel's parameters in order."""
-        return signature(self.kernel, self.features, values="dv" if self.dv != self.d else "d")
+        args = signature(self.kernel, self.features, values="dv" if self.dv != self.d else "d")
+        if getattr(self.tile, "cluster", 1) == 1:
+            return args
+        return tuple(replace(arg, note=arg.note.replace("boxes of Bc rows", "boxes of Bc / 2 rows")) for arg in args)
 
 
 def _view(name: str, shape: str, const: bool = True) -> Arg:
@@ -189,6 +249,16 @@ _ROWS_OF_PARTS = (
     Arg("const float*", "O_part", "[B, Hq, Nq, parts, d], sum of exp(scale (S - m)) V over the keys of a part"),
     Arg("const float*", "m_part", "[B, Hq, Nq, parts], max of the unscaled scores; the lowest float without a key"),
     Arg("const float*", "l_part", "[B, Hq, Nq, parts], sum of exp(scale (S - m))"),
+)
+_MAPS_OF_KEYS = (
+    Arg(TENSOR_MAP, "Q_map", "[B, Hq, Nq, d] in boxes of Br rows x 64 columns"),
+    Arg(TENSOR_MAP, "K_map", "[B, Hk, Nk, d] in boxes of Bc rows x 64 columns"),
+    Arg(TENSOR_MAP, "V_map", "[B, Hk, Nk, dv] in boxes of Bc rows x 64 columns"),
+    Arg(TENSOR_MAP, "dO_map", "[B, Hq, Nq, dv] in boxes of Br rows x 64 columns"),
+)
+_GRADIENTS_OF_KEYS = (
+    Arg(TENSOR_MAP, "dK_map", "[B, Hk, Nk, d] in boxes of 64 rows x 64 columns"),
+    Arg(TENSOR_MAP, "dV_map", "[B, Hk, Nk, dv] in boxes of 64 rows x 64 columns"),
 )
 _PARTS = Arg("int", "parts", "into which the keys that a block sees are cut")
 
@@ -252,10 +322,32 @@ SIGNATURES: dict[KernelName, tuple[Arg, ...]] = {
         Arg(TENSOR_MAP, "Q_map", "[B, Hq, Nq, d] in boxes of Br rows x 64 columns"),
         Arg(TENSOR_MAP, "K_map", "[B, Hk, Nk, d] in boxes of Bc rows x 64 columns"),
         Arg(TENSOR_MAP, "V_map", "[B, Hk, Nk, dv] in boxes of Bc rows x 64 columns"),
-        Arg(TENSOR_MAP, "O_map", "[B, Hq, Nq, dv] in boxes of 64 rows x 64 columns"),
+        _view("O", "[B, Hq, Nq, dv]", const=False),
         Arg("float*", "m", "[B, Hq, Nq], max of the scaled scores of a row; -inf if it sees no key"),
         Arg("float*", "l", "[B, Hq, Nq], sum of exp(S - m) of a row; 0 if it sees no key"),
+        *_SIZES, *_SCALES, Arg("int", "tiles", "of Br query rows, of all heads; the blocks share them"),
+    ),
+    "fused90": (
+        *_MAPS_OF_KEYS, *_GRADIENTS_OF_KEYS, _STATS,
+        Arg("float*", "dQ_acc", "[B, Hq, Tr, Br * columns], sums of dQ / scale in the order of the fragments"),
         *_SIZES, *_SCALES,
+    ),
+    "convert90": (
+        Arg("const float*", "dQ_acc", "[B, Hq, Tr, Br * columns], sums of dQ / scale in the order of the fragments"),
+        _view("dQ", "[B, Hq, Nq, d]", const=False),
+        Arg("int", "Hq", "query heads"), Arg("int", "Nq", "query rows of a head"),
+        Arg("float", "scale", "of Q K^T"),
+    ),
+    "dkdv90": (*_MAPS_OF_KEYS, *_GRADIENTS_OF_KEYS, _STATS, *_SIZES, *_SCALES),
+    "dkdv90_wide": (
+        *_MAPS_OF_KEYS,
+        Arg(TENSOR_MAP, "dK_map", "[B, Hk, Nk, d] in boxes of Bc rows x 64 columns"),
+        Arg(TENSOR_MAP, "dV_map", "[B, Hk, Nk, dv] in boxes of Bc rows x 64 columns"),
+        _STATS, *_SIZES, *_SCALES,
+    ),
+    "dq90": (
+        *_MAPS_OF_KEYS, Arg(TENSOR_MAP, "dQ_map", "[B, Hq, Nq, d] in boxes of 64 rows x 64 columns"),
+        _STATS, *_SIZES, *_SCALES,
     ),
 }  # fmt: skip
 
@@ -283,6 +375,10 @@ def signature(kernel: KernelName, features: Features, values: str = "d") -> tupl
 
 
 def _renamed(arg: Arg, features: Features, values: str) -> Arg:
+    # TMA would store rows past the end of a sequence, over those of another or of padding.
+    ragged = features.packed if arg.name == "dQ_map" else features.lengths != "uniform"
+    if ragged and arg.name in ("dQ_map", "dK_map", "dV_map"):
+        arg = Arg("View<T>", arg.tensor, arg.note.partition(" in boxes")[0])
     if values != "d" and arg.name in _OF_VALUES:
         arg = replace(arg, note=arg.note.replace(", d]", f", {values}]"))
     if features.packed:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from ..errors import BadProblem
 from . import backward_shape as shape
+from . import warpgroup_key_shape as key_warpgroups
+from . import warpgroup_query_shape as query_warpgroups
 from . import warpgroup_shape as warpgroups
+from . import warpgroup_wide_shape as wide_warpgroups
 from .feature_shape import why_bad_with_features
 from .forward_shape import forward_registers, why_bad_forward
 from .gpu import REGISTERS_PER_SM, Gpu
@@ -14,7 +17,15 @@ from .kernel import KernelSpec
 from .order import why_bad_order
 from .problem import ELEMENT_BYTES, Dtype
 from .staging import has_cp_async
-from .tile import ForwardTile, KeyBlockTile, QueryBlockTile, WarpgroupTile
+from .tile import (
+    ForwardTile,
+    KeyBlockTile,
+    QueryBlockTile,
+    WarpgroupKeyTile,
+    WarpgroupQueryTile,
+    WarpgroupTile,
+    WarpgroupWideTile,
+)
 
 CHUNK = 16  # bytes of a cp.async, of an ldmatrix row
 LANES_A_ROW = 8  # lanes that copy one row; a copy pass is 128 bytes wide
@@ -66,6 +77,12 @@ def buffers(spec: KernelSpec) -> tuple[Buffer, ...]:
         return _query_block_buffers(spec, tile)
     if isinstance(tile, WarpgroupTile):
         return _warpgroup_buffers(spec, tile)
+    if isinstance(tile, WarpgroupKeyTile):
+        return _converting_buffers(spec, tile) if spec.kernel == "convert90" else _warpgroup_key_buffers(spec, tile)
+    if isinstance(tile, WarpgroupWideTile):
+        return _warpgroup_wide_buffers(spec, tile)
+    if isinstance(tile, WarpgroupQueryTile):
+        return _warpgroup_query_buffers(spec, tile)
     if spec.kernel == "combine":
         slices = spec.threads // shape.delta_lanes(spec.d)
         return _lay_out(("O_smem", slices * spec.d * 4, f"[{slices}][{spec.d}] floats"))
@@ -104,17 +121,73 @@ def _query_block_buffers(spec: KernelSpec, tile: QueryBlockTile) -> tuple[Buffer
 
 
 def _warpgroup_buffers(spec: KernelSpec, tile: WarpgroupTile) -> tuple[Buffer, ...]:
-    """Rows lie in panels of 64 columns; the last buffer is what may be lost before the first begins."""
-    stages, of_Q = f"[{tile.stages}]", max(spec.d, spec.dv)  # O takes Q's place
-    number = warpgroups.barriers(tile)
-
-    def of(rows: int, columns: int) -> str:
-        return f"[{warpgroups.panels(columns)}][{rows}][{warpgroups.PANEL}]"
-
     return _lay_out(
-        ("Q_smem", warpgroups.panel_bytes(tile.Br, of_Q), of(tile.Br, of_Q)),
-        ("K_smem", tile.stages * warpgroups.panel_bytes(tile.Bc, spec.d), stages + of(tile.Bc, spec.d)),
-        ("V_smem", tile.stages * warpgroups.panel_bytes(tile.Bc, spec.dv), stages + of(tile.Bc, spec.dv)),
+        _panels("Q_smem", tile.Br, spec.d),
+        _panels("K_smem", tile.Bc, spec.d, tile.stages),
+        _panels("V_smem", tile.Bc, spec.dv, tile.stages),
+        *([_panels("P_smem", tile.Br, tile.Bc)] if tile.p_smem else []),
+        *_mbarriers(warpgroups.barriers(tile)),
+    )
+
+
+def _warpgroup_query_buffers(spec: KernelSpec, tile: WarpgroupQueryTile) -> tuple[Buffer, ...]:
+    return _lay_out(
+        _panels("Q_smem", tile.Br, spec.d),
+        _panels("dO_smem", tile.Br, spec.dv),
+        _panels("K_smem", tile.Bc, spec.d, tile.stages),
+        _panels("V_smem", tile.Bc, spec.dv, tile.v_stages),
+        *_mbarriers(query_warpgroups.barriers(tile)),
+    )
+
+
+def _warpgroup_key_buffers(spec: KernelSpec, tile: WarpgroupKeyTile) -> tuple[Buffer, ...]:
+    items = [
+        _panels("K_smem", tile.Bc, spec.d),
+        _panels("V_smem", tile.Bc, spec.dv),
+        _panels("Q_smem", tile.Br, spec.d, tile.stages),
+        _panels("dO_smem", tile.Br, spec.dv, tile.stages),
+    ]
+    if spec.kernel == "fused90":
+        columns = shape.padded_columns(spec)
+        items += [_panels("dS_smem", tile.Br, tile.Bc, tile.dS_stages)]
+        if tile.bulk_sums:
+            sums = f"{tile.Br} x {columns} floats in the order of the fragments"
+            items += [("dQ_smem", 4 * tile.Br * columns, sums)]
+    stats = tile.stages * shape.stats_bytes(tile.Br)
+    items += [("stats_smem", stats, f"[{tile.stages}][{tile.Br // 16}][3][16] floats")]
+    return _lay_out(*items, *_mbarriers(key_warpgroups.barriers(tile)))
+
+
+def _warpgroup_wide_buffers(spec: KernelSpec, tile: WarpgroupWideTile) -> tuple[Buffer, ...]:
+    stats = tile.stages * shape.stats_bytes(tile.Br)
+    return _lay_out(
+        _panels("K_smem", tile.Bc, spec.d),
+        _panels("V_smem", tile.Bc, spec.dv),
+        _panels("Q_smem", tile.Br, spec.d, tile.stages),
+        _panels("dO_smem", tile.Br, spec.dv, tile.dO_stages),
+        _panels("P_smem", tile.Br, tile.Bc),
+        _panels("dS_smem", tile.Br, tile.Bc),
+        ("stats_smem", stats, f"[{tile.stages}][{tile.Br // 16}][3][16] floats"),
+        *_mbarriers(wide_warpgroups.barriers(tile)),
+    )
+
+
+def _converting_buffers(spec: KernelSpec, tile: WarpgroupKeyTile) -> tuple[Buffer, ...]:
+    columns = shape.padded_columns(spec)
+    row = padded_row_bytes(columns)
+    return _lay_out(("dQ_smem", tile.Br * row, f"[{tile.Br}][{columns}], rows of {row} B"))
+
+
+def _panels(name: str, rows: int, columns: int, stages: int = 0) -> tuple[str, int, str]:
+    """A buffer of rows in panels of 64 columns, or several."""
+    note = f"[{warpgroups.panels(columns)}][{rows}][{warpgroups.PANEL}]"
+    size = warpgroups.panel_bytes(rows, columns) * max(stages, 1)
+    return name, size, f"[{stages}]{note}" if stages else note
+
+
+def _mbarriers(number: int) -> tuple[tuple[str, int, str], ...]:
+    """What follows the buffers of panels; the last is what may be lost before the first begins."""
+    return (
         ("barriers", number * warpgroups.BARRIER, f"[{number}] mbarriers"),
         ("slack", warpgroups.ALIGNMENT, "the first buffer begins at the next multiple of 1024 B"),
     )
@@ -163,7 +236,7 @@ def _why_bad_shape(spec: KernelSpec) -> str | None:
     tile, bad = spec.tile, why_bad_order(spec) or why_bad_with_features(spec)
     if bad:
         return bad
-    for name in ("Br", "Bc", "stages", "row_split", "min_blocks"):
+    for name in ("Br", "Bc", "stages", "v_stages", "dO_stages", "dS_stages", "row_split", "min_blocks"):
         if getattr(tile, name, 1) < 1:
             return f"{name}={getattr(tile, name)}: must be 1 or more."
     stages = getattr(tile, "stages", 1)
@@ -179,6 +252,12 @@ def _why_bad_shape(spec: KernelSpec) -> str | None:
         return shape.why_bad_query_block(spec, tile)
     if isinstance(tile, WarpgroupTile):
         return warpgroups.why_bad_warpgroup(spec, tile)
+    if isinstance(tile, WarpgroupKeyTile):
+        return key_warpgroups.why_bad_warpgroup_keys(spec, tile)
+    if isinstance(tile, WarpgroupWideTile):
+        return wide_warpgroups.why_bad_warpgroup_wide(spec, tile)
+    if isinstance(tile, WarpgroupQueryTile):
+        return query_warpgroups.why_bad_warpgroup_query(spec, tile)
     if spec.kernel == "delta":
         return shape.why_bad_delta(tile.warps)
     return None

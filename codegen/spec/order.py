@@ -5,7 +5,9 @@ from __future__ import annotations
 from .gpu import GPUS
 from .kernel import MASKED, KernelSpec
 from .problem import ELEMENT_BYTES
-from .tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, RowTile
+from .tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, RowTile, WarpgroupKeyTile, WarpgroupWideTile
+
+_OF_KEYS = (KeyBlockTile, WarpgroupKeyTile, WarpgroupWideTile)  # tiles of kernels whose blocks own keys
 
 
 def head_by_head(spec: KernelSpec) -> bool:
@@ -24,8 +26,8 @@ def cached_keys(spec: KernelSpec) -> int:
 
 
 def cached_queries(spec: KernelSpec) -> int:
-    """Query rows whose Q and dO fill half of the L2 cache, with `fused` their sums of dQ too: what its blocks share."""
-    return _half_l2(spec) // (_row_bytes(spec) + (4 * spec.d if spec.kernel == "fused" else 0))
+    """Query rows whose Q and dO fill half of the L2 cache, if need be their sums of dQ too: what key blocks share."""
+    return _half_l2(spec) // (_row_bytes(spec) + (4 * spec.d if spec.kernel in ("fused", "fused90") else 0))
 
 
 def _row_bytes(spec: KernelSpec) -> int:
@@ -43,7 +45,7 @@ def heads_together(spec: KernelSpec, Hq: int, Hk: int, Nq: int, Nk: int) -> int:
 
     Query heads in forward and dq; key heads, whose blocks read all query heads of their group, in fused and dkdv.
     """
-    if isinstance(spec.tile, KeyBlockTile):
+    if isinstance(spec.tile, _OF_KEYS):
         return max(1, cached_queries(spec) // (Nq * (Hq // Hk)))
     return max(1, cached_keys(spec) // Nk) * (Hq // Hk)
 
@@ -62,7 +64,7 @@ def launch_order(spec: KernelSpec, heads: int, group: int, tiles: int) -> list[t
     [(0, 1), (1, 1), (2, 1), (0, 0), (1, 0), (2, 0)]
     """
     # Late queries see most keys; early keys are seen by most queries.
-    in_head = range(tiles)[:: -1 if spec.causal and not isinstance(spec.tile, KeyBlockTile) else 1]
+    in_head = range(tiles)[:: -1 if spec.causal and not isinstance(spec.tile, _OF_KEYS) else 1]
     if head_by_head(spec):
         return [(head, tile) for head in range(heads) for tile in in_head]
     together = heads if spec.tile.order == ALL_HEADS else min(group, heads)  # type: ignore[union-attr]
@@ -70,6 +72,16 @@ def launch_order(spec: KernelSpec, heads: int, group: int, tiles: int) -> list[t
     ends = (*first_heads[1:], heads)  # the last group takes the rest as well
     groups = (range(first, end) for first, end in zip(first_heads, ends, strict=True))
     return [(head, tile) for members in groups for tile in in_head for head in members]
+
+
+def deal(tiles: int, blocks: int) -> list[list[int]]:
+    """The tiles of each block that works on one after another, by their numbers: `dealt` in the text.
+
+    >>> deal(tiles=7, blocks=3)
+    [[0, 5, 6], [1, 4], [2, 3]]
+    """
+    rounds = [range(first, first + blocks)[:: -1 if n % 2 else 1] for n, first in enumerate(range(0, tiles, blocks))]
+    return [[tile for tile in places if tile < tiles] for places in zip(*rounds, strict=True)]
 
 
 def why_bad_order(spec: KernelSpec) -> str | None:

@@ -15,6 +15,7 @@ from .kernel import TILE_OF, KernelName, KernelSpec
 from .limits import why_illegal
 from .problem import Problem
 from .tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, QueryBlockTile, Tile
+from .warpgroup_defaults import pairs
 
 Choices = Mapping[str, Sequence[int]]  # of each field of a tile; a flag is 0 or 1
 
@@ -42,6 +43,21 @@ def _choices(kernel: KernelName, problem: Problem) -> Choices:
             "warps": (1, 2, 4) if few else (4, 8, 12), "packed": (0, 1) if packs(problem) else (0,),
             "q_steps": tuple(sorted({0, steps // 2, steps})), "lazy": (0, 1), "min_blocks": (1, 2, 3),
         }  # fmt: skip
+    if kernel == "forward90":
+        return {
+            "Br": (64, 128, 192), "Bc": tuple(range(32, 257, 16)), "p_smem": (0, 1),
+            "cluster": (1, 2) if pairs(problem) else (1,),
+        }  # fmt: skip
+    if kernel == "dq90":
+        return {"Br": (64, 128, 192), "Bc": tuple(range(16, 129, 16)), "overlap": (0, 1)}
+    if kernel == "dkdv90_wide":
+        return {"Bc": tuple(range(16, 129, 16)), "consumers": (2, 3), "overlap": (0, 1)}
+    if kernel in ("fused90", "dkdv90"):
+        fused = kernel == "fused90"
+        return {
+            "Br": tuple(range(16, 129, 16)), "Bc": (128,), "dS_stages": (1, 2) if fused else (),
+            "bulk_sums": (0, 1) if fused else (),
+        }  # fmt: skip
     if kernel == "dq":
         return {
             "Br": (32, 64, 128, 192, 256), "Bc": tuple(range(16, 129, 16)), "warps": (4, 8), "slice": (0, 16, 32),
@@ -54,12 +70,26 @@ def _choices(kernel: KernelName, problem: Problem) -> Choices:
 
 
 def _unseen_choices(kernel: KernelName, problem: Problem, measured: bool) -> Choices:
-    """The choices of fields whose effect a prediction sees in part, or not at all."""
+    """The choices of fields whose effect a prediction sees in part, or not at all.
+
+    Of kernels of warpgroups it does not see who waits for a copy: how many buffers there are is for a GPU to say.
+    """
     orders: tuple[int, ...] = ()  # without a mask there is one, the default's
     if problem.ends:
         orders = (HEAD_BY_HEAD, GROUPED, ALL_HEADS) if measured else (GROUPED,)
+    either = (0, 1) if measured else ()
+    buffers = (1, 2) if measured else ()
     if kernel == "forward":
-        return {"order": orders, "ascending": (0, 1) if measured else ()}
+        return {"order": orders, "ascending": either}
+    if kernel in ("fused90", "dkdv90"):
+        return {"order": orders, "stages": buffers}
+    if kernel == "dkdv90_wide":
+        return {"order": orders, "stages": buffers, "dO_stages": buffers}
+    if kernel == "dq90":
+        return {"order": orders, "stages": buffers, "v_stages": buffers}
+    if kernel == "forward90":
+        stages = (*buffers, 3) if measured else ()
+        return {"order": orders, "stages": stages, "pingpong": either, "early_k_wait": either, "overlap": either}
     return {"order": orders}
 
 

@@ -15,7 +15,7 @@ GROUPED: Final = 1  # tile by tile through as many heads as share half of the L2
 ALL_HEADS: Final = 2  # tile by tile through all heads, whatever fits
 
 # In a key only where they are not the default: keys that are older than these fields stay as they are.
-_SELDOM: Final = frozenset({"order", "ascending", "packed"})
+_SELDOM: Final = frozenset({"order", "ascending", "packed", "p_smem", "cluster", "bulk_sums"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +104,12 @@ class WarpgroupTile:
     overlap: bool = True  # O += P V of a tile runs under the softmax of the next
     early_k_wait: bool = True  # the wait for the next K stands before that for O += P V: see the text
     order: Order = GROUPED
+    p_smem: bool = False  # P passes through shared memory, where O, S and P do not fit the registers together
+    cluster: int = 1  # blocks that load K and V for each other: 1 or 2
 
     short: ClassVar[dict[str, str]] = {
         "Br": "Br", "Bc": "Bc", "stages": "s", "pingpong": "pp", "overlap": "ov", "early_k_wait": "ek", "order": "o",
+        "p_smem": "ps", "cluster": "cl",
     }  # fmt: skip
 
     @property
@@ -120,7 +123,103 @@ class WarpgroupTile:
         return 4 * (self.consumers + 1)
 
 
-Tile = ForwardTile | KeyBlockTile | QueryBlockTile | RowTile | WarpgroupTile
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarpgroupKeyTile:
+    """Tile of `fused90`, `dkdv90` and `convert90`: one block owns Bc keys, 64 for each of two warpgroups that compute.
+
+    One warpgroup more copies tiles of Br query rows of Q and dO to shared memory.
+    """
+
+    Br: int  # query rows of a Q/dO tile
+    Bc: int = 128  # keys of a block
+    stages: int = 2  # buffers of Q, and of dO
+    dS_stages: int = 2  # buffers of dS; with one both warpgroups meet once more a tile
+    bulk_sums: bool = True  # dQ is added up by bulk copies of shared memory (False: from registers)
+    order: Order = GROUPED
+
+    short: ClassVar[dict[str, str]] = {
+        "Br": "Br", "Bc": "Bc", "stages": "s", "dS_stages": "ds", "bulk_sums": "bulk", "order": "o",
+    }  # fmt: skip
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute, each of them 64 keys: the height of a wgmma."""
+        return self.Bc // 64
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block, those of the producer included."""
+        return 4 * (self.consumers + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarpgroupQueryTile:
+    """Tile of `dq90`: one block owns Br query rows, 64 for each warpgroup that computes, and walks the keys.
+
+    One warpgroup more copies tiles of Bc keys to shared memory.
+    """
+
+    Br: int  # query rows of a block
+    Bc: int  # keys of a K/V tile
+    stages: int = 2  # buffers of K
+    v_stages: int = 2  # and of V, which is needed for a shorter time
+    overlap: bool = True  # dQ += dS K of a tile runs under the softmax of the next
+    order: Order = GROUPED
+
+    short: ClassVar[dict[str, str]] = {
+        "Br": "Br", "Bc": "Bc", "stages": "s", "v_stages": "vs", "overlap": "ov", "order": "o",
+    }  # fmt: skip
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute, each of them 64 rows: the height of a wgmma."""
+        return self.Br // 64
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block, those of the producer included."""
+        return 4 * (self.consumers + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarpgroupWideTile:
+    """Tile of `dkdv90_wide`: one block owns Bc keys, whose dK and dV warpgroups that compute share by columns.
+
+    One warpgroup more copies tiles of 64 query rows of Q and dO to shared memory.
+    """
+
+    Bc: int  # keys of a block
+    consumers: int = 2  # warpgroups that compute, each of them 64 columns or twice so many
+    stages: int = 2  # buffers of Q
+    dO_stages: int = 2  # and of dO
+    overlap: bool = True  # dV += P^T dO and dK += dS^T Q of a tile run under the softmax of the next
+    order: Order = GROUPED
+
+    short: ClassVar[dict[str, str]] = {
+        "Bc": "Bc", "consumers": "c", "stages": "s", "dO_stages": "gs", "overlap": "ov", "order": "o",
+    }  # fmt: skip
+
+    @property
+    def Br(self) -> int:
+        """Query rows of a Q/dO tile: the height of a wgmma."""
+        return 64
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block, those of the producer included."""
+        return 4 * (self.consumers + 1)
+
+
+Tile = (
+    ForwardTile
+    | KeyBlockTile
+    | QueryBlockTile
+    | RowTile
+    | WarpgroupTile
+    | WarpgroupKeyTile
+    | WarpgroupWideTile
+    | WarpgroupQueryTile
+)
 AnyTile = TypeVar("AnyTile", bound=Tile)
 
 

@@ -37,13 +37,18 @@ def panel_bytes(rows: int, columns: int) -> int:
 
 
 def barriers(tile: WarpgroupTile) -> int:
-    """mbarriers of a block: one of Q, and of each buffer of K and of V one for full and one for empty."""
-    return 1 + 4 * tile.stages
+    """mbarriers of a block: of Q, and of each buffer of K and of V, one for full and one for empty."""
+    return 2 + 4 * tile.stages
 
 
 def held_registers(spec: KernelSpec, tile: WarpgroupTile) -> int:
-    """Registers of a thread that O, S in fp32 and P in 16 bits take."""
-    return spec.dv // 2 + tile.Bc // 2 + tile.Bc // 4
+    """Registers of a thread that O, S in fp32 and, unless it lies in shared memory, P in 16 bits take."""
+    return spec.dv // 2 + tile.Bc // 2 + (0 if tile.p_smem else tile.Bc // 4)
+
+
+def unmasked(spec: KernelSpec) -> bool:
+    """Whether every query of a sequence sees every key, and all sequences are of one length."""
+    return not (spec.causal or spec.features.left) and spec.features.lengths == "uniform"
 
 
 def why_bad_warpgroup(spec: KernelSpec, tile: WarpgroupTile) -> str | None:
@@ -56,10 +61,16 @@ def why_bad_warpgroup(spec: KernelSpec, tile: WarpgroupTile) -> str | None:
         return f"Bc={tile.Bc}: must be a multiple of 16 up to {MAX_BOX}."
     if tile.pingpong and tile.consumers == 1:
         return f"pingpong=1: Br={tile.Br} has one warpgroup that computes, and turns need two. Use pingpong=0."
+    if tile.cluster not in (1, 2):
+        return f"cluster={tile.cluster}: K and V are loaded by 1 block, or by 2 for each other."
+    if tile.cluster == 2 and not unmasked(spec):
+        return "cluster=2: two blocks share K and V where both see every key. Use cluster=1 with a mask or lengths."
     need, given = held_registers(spec, tile), HELD[tile.consumers]
     if need > given:
+        sums = "O and S take dv / 2 + Bc / 2" if tile.p_smem else "O, S and P take dv / 2 + Bc / 2 + Bc / 4"
+        more = "" if tile.p_smem else ", or p_smem=1"
         return (
-            f"O, S and P take dv / 2 + Bc / 2 + Bc / 4 = {need} registers of a thread, and {tile.consumers} warpgroups "
-            f"that compute leave them {given}. Use a smaller Bc{'' if tile.consumers < MAX_CONSUMERS else ' or Br'}."
+            f"{sums} = {need} registers of a thread, and {tile.consumers} warpgroups that compute leave them {given}. "
+            f"Use a smaller Bc{'' if tile.consumers < MAX_CONSUMERS else ' or Br'}{more}."
         )
     return None

@@ -259,6 +259,15 @@ def test_maps_that_no_driver_takes(case):
         encode_tensor_map(**{**good, **change})
 
 
+def test_only_a_map_is_prefetched_as_one():
+    text = ptx_kernel("ld.param.u64 %rd1, [p0];\nprefetch.tensormap [%rd1];", target="sm_90a")
+    memory = GlobalMemory()
+    wrong = memory.upload(np.zeros(128, "u1"))
+    with pytest.raises(EmulatorError) as found:
+        launch(parse(text).kernels["k"], 1, 32, [wrong], memory)
+    assert mentions(found.value, "prefetch.tensormap", "no tensor map")
+
+
 def test_faults_of_boxes():
     """Wrong coordinates, a tile off its alignment, no map at all, a tensor that is not there, and sums of bfloat16."""
     tensor = np.zeros((8, 64), u16)

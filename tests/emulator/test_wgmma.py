@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flashsmith.emulator import DivergentBarrier, EmulatorError, OutOfBounds
 
-from .conftest import Out, from_bf16, mentions, run_cuda, to_bf16, unpack2
+from .conftest import Out, from_bf16, mentions, ptx_kernel, run_cuda, run_ptx, to_bf16, unpack2
 
 f32, u16 = np.float32, np.uint16
 
@@ -260,6 +260,8 @@ def test_faults():
             run(16, 64, body=body_of(64).replace("b + s * b_step", "b + 4096"), check_races=check)
     with pytest.raises(EmulatorError, match="base offset"):
         run(16, 64, body=body_of(64).replace("b + s * b_step", "b + (1ull << 50)"))
+    with pytest.raises(EmulatorError, match="starts where its swizzle does not"):
+        run(16, 64, body=body_of(64).replace("b + s * b_step", "b + 8"))
 
 
 def test_unpacked_fragment_is_what_the_manual_draws():
@@ -267,3 +269,49 @@ def test_unpacked_fragment_is_what_the_manual_draws():
     a = np.arange(64 * 16, dtype=u16).reshape(64, 16)
     low, high = unpack2(fragment(a).reshape(-1).view("u4"))
     assert (low[0], high[0], low[1], low[2]) == (a[0, 0], a[0, 1], a[8, 0], a[0, 8])
+
+
+LATE_LANES = """
+    mov.u32 %r0, %tid.x;
+    and.b32 %r1, %r0, 1;
+    setp.eq.u32 %p0, %r1, 1;
+    mov.u32 %r2, tile;
+    shr.u32 %r3, %r2, 4;
+    cvt.u64.u32 %rd1, %r3;
+    or.b64 %rd1, %rd1, 0x4000004000000000;
+    ld.param.u64 %rd0, [p0];
+    mad.wide.u32 %rd0, %r0, 4, %rd0;
+    mad.lo.u32 %r4, %r0, 16, %r2;
+    st.shared.v4.b32 [%r4], {0, 0, 0, 0};
+    st.shared.v4.b32 [%r4+2048], {0, 0, 0, 0};
+    st.shared.v4.b32 [%r4+4096], {0, 0, 0, 0};
+    st.shared.v4.b32 [%r4+6144], {0, 0, 0, 0};
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    mov.u32 %r5, 0;
+    again:
+        mov.f32 %f0, 0f3F800000;
+        mov.f32 %f1, %f0;
+        mov.f32 %f2, %f0;
+        mov.f32 %f3, %f0;
+        wgmma.fence.sync.aligned;
+        wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd1, %rd1, 1, 1, 1, 0, 0;
+        wgmma.commit_group.sync.aligned;
+        wgmma.wait_group.sync.aligned 0;
+        add.u32 %r5, %r5, 1;
+        setp.eq.u32 %p1, %r5, 3;
+        @%p1 bra finished;
+        @%p0 bra again;
+        st.global.f32 [%rd0], %f0;
+        bra again;
+    finished:
+"""
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
+def test_lanes_wait_at_a_product_for_those_behind_them(late):
+    """Odd lanes jump back to the products while the others store what stands below them in the text."""
+    declared = ".shared .align 1024 .b8 tile[8192];"
+    text = ptx_kernel(LATE_LANES, declarations=declared, target="sm_90a")
+    out = run_ptx(text, [Out(128, np.float32)], block=128, late=late).out
+    np.testing.assert_array_equal(out.view("u4") == np.float32(1).view("u4"), np.arange(128) % 2 == 0)

@@ -40,7 +40,7 @@ class FakeDriver:
     """A device whose memory is the CPU's; `world` is the device that is current, shared by all of them."""
 
     def __init__(self, world: list[int], index: int = 0, sm: int = 80) -> None:
-        self.world, self.index, self.sm = world, index, sm
+        self.world, self.index, self.sm, self.sms = world, index, sm, 132
         self.memory, self.name = torch.device("cpu"), f"fake {index}"
         self.calls: list[tuple[Any, ...]] = []
         self.streams = 7000 + index
@@ -193,9 +193,9 @@ def test_tensor_maps_reach_the_kernel_whole() -> None:
     values = pack(spec, tensors, Sizes(B=2, Hq=4, Hk=2, Nq=37, Nk=50), 0.3, engine=engine)
     pointers, _buffer = packed(CudaKernel(1, spec.key, spec.signature), values)
     data = read_parameters(ctypes.addressof(pointers), spec)
-    rows = (128, spec.tile.Bc, spec.tile.Bc, 64)  # type: ignore[union-attr]
-    assert data[:4] == [bytes([16 * n, box]) * 64 for n, box in enumerate(rows)]
-    assert [len(each) for each in data[4:]] == [8, 8, 4, 4, 4, 4, 4, 4]
+    rows = (spec.tile.Br, spec.tile.Bc, spec.tile.Bc)  # type: ignore[union-attr]
+    assert data[:3] == [bytes([16 * n, box]) * 64 for n, box in enumerate(rows)]
+    assert [len(each) for each in data[3:]] == [32, 8, 8, 4, 4, 4, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from flashsmith.emulator import encode_tensor_map, read_tensor_map
 from flashsmith.engines.emulated import EmulatedEngine
 from flashsmith.engines.engine import Tensor
-from flashsmith.engines.tensor_map import Boxes, boxes_of, encode_with, why_no_boxes
+from flashsmith.engines.tensor_map import Boxes, boxes_of, encode_with, move_with, why_no_boxes
 from flashsmith.errors import LaunchError
 
 U16 = np.dtype(np.uint16)
@@ -22,7 +22,7 @@ def tensor(shape: tuple[int, ...], strides: tuple[int, ...], address: int = 0x10
 
 
 class StandIn:
-    """A driver with the one call, and the emulator's layout for the driver's secret one."""
+    """A driver with the two calls, and the emulator's layout for the driver's secret one."""
 
     def __init__(self, error: int = 0) -> None:
         self.error = error
@@ -34,6 +34,14 @@ class StandIn:
         assert target.value % 128 == 0 and len(shape) == len(box) == len(steps) == rank.value
         assert list(steps) == [1] * rank.value and (interleave.value, swizzle.value, fill.value) == (0, 3, 0)
         data = encode_tensor_map(address.value, shape, strides, box, TYPES[kind.value], 128)
+        ctypes.memmove(target.value, data, len(data))
+        return self.error
+
+    def cuTensorMapReplaceAddress(self, target: Any, address: Any) -> int:
+        assert target.value % 64 == 0
+        old = read_tensor_map(ctypes.string_at(target.value, 128))
+        assert old is not None
+        data = encode_tensor_map(address.value, old.shape, old.strides, old.box, old.dtype, old.swizzle)
         ctypes.memmove(target.value, data, len(data))
         return self.error
 
@@ -50,6 +58,19 @@ def test_the_driver_is_asked_for_what_the_emulator_is_told(dtype: Any) -> None:
     assert data == EmulatedEngine().tensor_map(boxes) and len(data) == 128
     seen = read_tensor_map(data)
     assert seen is not None and seen.box_bytes == 80 * 128 and seen.strides == (768, 128, 153600)
+
+
+def test_a_map_moves_to_another_tensor_of_its_shape() -> None:
+    """In place, and to what encoding it anew would have made."""
+    shape, strides = (2, 6, 200, 64), (200 * 384, 64, 384, 1)
+    first, then = (boxes_of(tensor(shape, strides, address), "bf16", 80) for address in (0x1000, 0x7F0000))
+    memory = ctypes.create_string_buffer(encode_with(StandIn(), first), 128 + 64)
+    place = -(-ctypes.addressof(memory) // 64) * 64
+    ctypes.memmove(place, encode_with(StandIn(), first), 128)
+    move_with(StandIn(), place, then.address)
+    assert ctypes.string_at(place, 128) == encode_with(StandIn(), then)
+    with pytest.raises(LaunchError, match="error 1 of the driver for address 0x10"):
+        move_with(StandIn(error=1), place, 0x10)
 
 
 def test_a_refusal_names_the_tensor() -> None:

@@ -1,26 +1,35 @@
 // forward90_bf16_d64_sm90_Br64_Bc64_s2_pp0_ov0_ek0
-// O = softmax(scale Q K^T) V, and of each row the max m and the sum l. A block owns Br query rows of a head.
+// O = softmax(scale Q K^T) V, and of each row the max m and the sum l. A block takes tile after tile of Br query rows.
 //
 // Rendered by flashsmith from forward90.cu.j2.
-// grid   Tr * Hq * B blocks, one for each tile of Br query rows, flat in x
+// grid   min(tiles, multiprocessors) blocks for Tr * Hq * B tiles of Br query rows, flat in x
 // block  256 threads, 8 warps
 // smem        0  Q_smem      8192 B  [1][64][64]
 //          8192  K_smem     16384 B  [2][1][64][64]
 //         24576  V_smem     16384 B  [2][1][64][64]
-//         40960  barriers      72 B  [9] mbarriers
-//         41032  slack       1024 B  the first buffer begins at the next multiple of 1024 B
-//         42056  in all, dynamic
+//         40960  barriers      80 B  [10] mbarriers
+//         41040  slack       1024 B  the first buffer begins at the next multiple of 1024 B
+//         42064  in all, dynamic
 
 // The last warpgroup, the producer, has TMA copy Q and then tile after tile of K and V into rings of buffers. Each of the
 // others, the consumers, owns 64 query rows. A buffer goes back and forth between them by two mbarriers: `full` when the
-// bytes have arrived, `empty` when every warp of the consumers has done with them.
+// bytes have arrived, `empty` when every warp of the consumers has done with them. The producer does not stop at the end
+// of a query tile: the last products and the way of O to memory hide the first copies for the next.
 using u32 = unsigned int;
-using u64 = unsigned long long;
 using i64 = long long;
+using T = unsigned short;  // the bits of a __nv_bfloat16
+using u64 = unsigned long long;
+
+// A tensor [batch, head, row, column]. Strides count elements, 64-bit; columns are contiguous.
+template <typename E>
+struct View {
+    E* data;
+    i64 batch, head, row;
+};
 
 constexpr int d = 64;  // head dimension of Q and K
 constexpr int dv = 64;  // of V and O
-constexpr int Br = 64;  // query rows of a block
+constexpr int Br = 64;  // query rows of a tile
 constexpr int Bc = 64;  // keys of a K/V tile
 constexpr int stages = 2;  // buffers of K, and of V
 constexpr int consumers = Br / 64;
@@ -39,13 +48,13 @@ using Weights = u32[Bc / 16][4];            // [y], P of 16 keys as the left ope
 constexpr int Q_smem = 0;  // [1][64][64]
 constexpr int K_smem = 8192;  // [2][1][64][64]
 constexpr int V_smem = 24576;  // [2][1][64][64]
-constexpr int barriers = 40960;  // [9] mbarriers
+constexpr int barriers = 40960;  // [10] mbarriers
 constexpr int K_panels = (d + 63) / 64, V_panels = (dv + 63) / 64;
 constexpr int Q_panel = Br * 128, KV_panel = Bc * 128;                     // bytes
 constexpr int K_tile = K_panels * KV_panel, V_tile = V_panels * KV_panel;  // bytes
 
-constexpr int Q_full = barriers;
-constexpr int K_full = Q_full + 8, K_empty = K_full + 8 * stages;  // one for each buffer
+constexpr int Q_full = barriers, Q_empty = Q_full + 8;
+constexpr int K_full = Q_empty + 8, K_empty = K_full + 8 * stages;  // one for each buffer
 constexpr int V_full = K_empty + 8 * stages, V_empty = V_full + 8 * stages;
 
 // 2^x; 2^-inf = 0.
@@ -97,11 +106,11 @@ __device__ __forceinline__ int block_index()
     return index;
 }
 
-// Four 8x8 matrices to shared memory, the reverse of ldmatrix_x4.
-__device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&R)[4])
+// Where [batch, head, row, column] lies. The strides are 64-bit, and so are all products.
+template <typename E>
+__device__ __forceinline__ E* at(const View<E>& X, int batch, int head, int row, int column)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1,%2,%3,%4};"
-                 :: "r"(address), "r"(R[0]), "r"(R[1]), "r"(R[2]), "r"(R[3]) : "memory");
+    return X.data + batch * X.batch + head * X.head + row * X.row + column;
 }
 
 // Address of the block's buffers: dynamic shared memory from its first multiple of 1024 bytes on.
@@ -123,22 +132,8 @@ __device__ __forceinline__ void tma_load(u32 destination, const TensorMap& map, 
                  :: "r"(destination), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
-// A box of the tensor from shared memory; what lies outside the tensor is not written.
-__device__ __forceinline__ void tma_store(const TensorMap& map, u32 source, int column, int row, int head, int batch)
-{
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, { %2, %3, %4, %5}], [%1];"
-                 :: "l"(&map), "r"(source), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
-}
-
-// The stores of this thread have read shared memory.
-__device__ __forceinline__ void tma_store_wait()
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-// What threads have written to shared memory is there for TMA and wgmma.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The first copy will not have to wait for the map.
+__device__ __forceinline__ void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory"); }
 
 // A phase of an mbarrier completes with `arrivals` arrivals and all bytes that were announced.
 __device__ __forceinline__ void mbarrier_init(u32 barrier, int arrivals)
@@ -172,10 +167,6 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity)
                  "DONE:\n"
                  "}" :: "r"(barrier), "r"(parity) : "memory");
 }
-
-// A hardware barrier of `count` threads, by whole warps.
-template <int count>
-__device__ __forceinline__ void barrier_sync(int name) { asm volatile("bar.sync %0, %1;" :: "r"(name), "n"(count) : "memory"); }
 
 // Before a wgmma that reads or adds to registers which anything else has written.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -378,6 +369,34 @@ __device__ __forceinline__ void multiply_rows(Outputs& O, const Rows& factor)
         for (int e = 0; e < 4; ++e) O[0][n][e] *= factor[0][e / 2];
 }
 
+// A row of X, columns 8 n + lane % 4 * 2 and the next in X[n], to global memory in 16 bits. The four lanes that share it
+// transpose what they hold of 32 columns, so that each stores 16 bytes and together they store 64.
+template <int blocks>
+__device__ __forceinline__ void store_row(T* row, const float (&X)[1][blocks][4], int h, bool wanted)
+{
+    const int member = thread_index() % 4;
+    const bool odd = member % 2, upper = member / 2;
+    #pragma unroll
+    for (int n = 0; n + 4 <= blocks; n += 4) {
+        u32 x[4];
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = pack(X[0][n + e][2 * h], X[0][n + e][2 * h + 1]);
+        #pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const u32 other = __shfl_xor_sync(~0u, odd ? x[e] : x[e + 1], 1);
+            x[e] = odd ? other : x[e];
+            x[e + 1] = odd ? x[e + 1] : other;
+        }
+        #pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const u32 other = __shfl_xor_sync(~0u, upper ? x[e] : x[e + 2], 2);
+            x[e] = upper ? other : x[e];
+            x[e + 2] = upper ? x[e + 2] : other;
+        }
+        if (wanted) *reinterpret_cast<uint4*>(row + 8 * (n + member)) = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+}
+
 // A position in a ring of buffers.
 struct Ring {
     int stage;
@@ -391,28 +410,31 @@ struct Ring {
     }
 };
 
-template <bool known>
-struct Bool {
-    static constexpr bool value = known;
-};
-
 struct Place {
     int i0;  // the first query row
     int q_head, batch;
 };
 
-// What a block works on: query tile by query tile, head by head.
-__device__ __forceinline__ Place place(int block, int Hq, int /*Hk*/, int Nq, int /*Nk*/)
+// The place of a tile: query tile by query tile, head by head.
+__device__ __forceinline__ Place place(int number, int Hq, int /*Hk*/, int Nq, int /*Nk*/, int /*tiles*/)
 {
-    const int Tr = (Nq + Br - 1) / Br, tile = block % Tr, matrix = block / Tr;  // of the B x Hq matrices of Q
+    const int Tr = (Nq + Br - 1) / Br, tile = number % Tr, matrix = number / Tr;  // of the B x Hq matrices of Q
     return {tile * Br, matrix % Hq, matrix / Hq};
+}
+
+// The number of a block's tile in a round. The longest have the lowest numbers: dealt out forwards and backwards in turn
+// they give all blocks nearly the same work.
+__device__ __forceinline__ u32 dealt(int round)
+{
+    const u32 block = block_index();
+    return round * gridDim.x + (round % 2 == 0 ? block : gridDim.x - 1 - block);
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) forward90(
     const __grid_constant__ TensorMap Q_map,  // [B, Hq, Nq, d] in boxes of Br rows x 64 columns
     const __grid_constant__ TensorMap K_map,  // [B, Hk, Nk, d] in boxes of Bc rows x 64 columns
     const __grid_constant__ TensorMap V_map,  // [B, Hk, Nk, dv] in boxes of Bc rows x 64 columns
-    const __grid_constant__ TensorMap O_map,  // [B, Hq, Nq, dv] in boxes of 64 rows x 64 columns
+    View<T> O,  // [B, Hq, Nq, dv]
     float* m,  // [B, Hq, Nq], max of the scaled scores of a row; -inf if it sees no key
     float* l,  // [B, Hq, Nq], sum of exp(S - m) of a row; 0 if it sees no key
     int Hq,  // query heads
@@ -420,18 +442,25 @@ extern "C" __global__ void __launch_bounds__(threads, 1) forward90(
     int Nq,  // query rows of a head
     int Nk,  // keys of a head
     float scale,  // of Q K^T
-    float scale_log2)  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
+    float scale_log2,  // scale * log2(e): exp(scale * x) = exp2(scale_log2 * x)
+    int tiles)  // of Br query rows, of all heads; the blocks share them
 {
     const u32 smem = smem_base();
-    const Place here = place(block_index(), Hq, Hk, Nq, Nk);
+    auto tile_of = [&](int round) { return place(dealt(round), Hq, Hk, Nq, Nk, tiles); };
 
-    // Some row of the block sees the first seen_keys keys, in Tc tiles. Its first row, which sees least, sees keys 0 to last.
-    // There is always a tile, of which all keys may be masked: m and l of rows without a key come out of it as well.
-    const int seen_keys = Nk, last = Nk - 1;
-    const int Tc = max((seen_keys + Bc - 1) / Bc, 1);
+    // Some row of a query tile sees the first of so many tiles of keys, whose last may be incomplete. There is always one, of
+    // which all keys may be masked: m and l of rows without a key come out of it as well.
+    auto key_tiles = [&](const Place& here) {
+        const int seen_keys = Nk;
+        return max((seen_keys + Bc - 1) / Bc, 1);
+    };
 
     if (threadIdx.x == 0) {
+        prefetch(Q_map);
+        prefetch(K_map);
+        prefetch(V_map);
         mbarrier_init(smem + Q_full, 1);
+        mbarrier_init(smem + Q_empty, 4 * consumers);
         for (int s = 0; s < stages; ++s) {
             mbarrier_init(smem + K_full + 8 * s, 1);
             mbarrier_init(smem + K_empty + 8 * s, 4 * consumers);
@@ -446,35 +475,41 @@ extern "C" __global__ void __launch_bounds__(threads, 1) forward90(
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (warpgroup == consumers) {
         if (thread_index() % 128 > 0) return;
-        const int kv_head = here.q_head / (Hq / Hk);
-        mbarrier_arrive_expect(smem + Q_full, K_panels * Q_panel);
-        for (int c = 0; c < K_panels; ++c)
-            tma_load(smem + Q_smem + c * Q_panel, Q_map, smem + Q_full, 64 * c, here.i0, here.q_head, here.batch);
-
         Ring K_ring = {0, 1}, V_ring = {0, 1};  // parity 1: the first wait for each buffer passes at once
-        auto load_K = [&](int j) {
-            const u32 full = smem + K_full + 8 * K_ring.stage, buffer = smem + K_smem + K_ring.stage * K_tile;
-            mbarrier_wait(smem + K_empty + 8 * K_ring.stage, K_ring.parity);
-            mbarrier_arrive_expect(full, K_tile);
-            for (int c = 0; c < K_panels; ++c)
-                tma_load(buffer + c * KV_panel, K_map, full, 64 * c, j * Bc, kv_head, here.batch);
-            K_ring.advance();
-        };
-        auto load_V = [&](int j) {
-            const u32 full = smem + V_full + 8 * V_ring.stage, buffer = smem + V_smem + V_ring.stage * V_tile;
-            mbarrier_wait(smem + V_empty + 8 * V_ring.stage, V_ring.parity);
-            mbarrier_arrive_expect(full, V_tile);
-            for (int c = 0; c < V_panels; ++c)
-                tma_load(buffer + c * KV_panel, V_map, full, 64 * c, j * Bc, kv_head, here.batch);
-            V_ring.advance();
-        };
-        // From the last tile to the first, in the order in which the consumers need them: one buffer is enough to go on.
-        load_K(Tc - 1);
-        for (int j = Tc - 1; j > 0; --j) {
-            load_K(j - 1);
-            load_V(j);
+        for (int round = 0; dealt(round) < tiles; ++round) {
+            const Place here = tile_of(round);
+            const int Tc = key_tiles(here), kv_head = here.q_head / (Hq / Hk);
+            auto load_Q = [&] {
+                mbarrier_wait(smem + Q_empty, round % 2 ^ 1);
+                mbarrier_arrive_expect(smem + Q_full, K_panels * Q_panel);
+                for (int c = 0; c < K_panels; ++c)
+                    tma_load(smem + Q_smem + c * Q_panel, Q_map, smem + Q_full, 64 * c, here.i0, here.q_head, here.batch);
+            };
+            auto load_K = [&](int j) {
+                const u32 full = smem + K_full + 8 * K_ring.stage, buffer = smem + K_smem + K_ring.stage * K_tile;
+                mbarrier_wait(smem + K_empty + 8 * K_ring.stage, K_ring.parity);
+                mbarrier_arrive_expect(full, K_tile);
+                for (int c = 0; c < K_panels; ++c)
+                    tma_load(buffer + c * KV_panel, K_map, full, 64 * c, j * Bc, kv_head, here.batch);
+                K_ring.advance();
+            };
+            auto load_V = [&](int j) {
+                const u32 full = smem + V_full + 8 * V_ring.stage, buffer = smem + V_smem + V_ring.stage * V_tile;
+                mbarrier_wait(smem + V_empty + 8 * V_ring.stage, V_ring.parity);
+                mbarrier_arrive_expect(full, V_tile);
+                for (int c = 0; c < V_panels; ++c)
+                    tma_load(buffer + c * KV_panel, V_map, full, 64 * c, j * Bc, kv_head, here.batch);
+                V_ring.advance();
+            };
+            // From the last tile to the first, in the order in which the consumers need them: one buffer is enough to go on.
+            load_K(Tc - 1);
+            load_Q();
+            for (int j = Tc - 1; j > 0; --j) {
+                load_K(j - 1);
+                load_V(j);
+            }
+            load_V(0);
         }
-        load_V(0);
         return;
     }
 
@@ -490,93 +525,93 @@ extern "C" __global__ void __launch_bounds__(threads, 1) forward90(
         if (lane == 0) mbarrier_arrive(smem + empty + 8 * ring.stage);
         ring.advance();
     };
+    auto release_Q = [&] {
+        if (lane == 0) mbarrier_arrive(smem + Q_empty);
+    };
+    // Query row 8 h + lane / 4 of the warp.
+    auto row_of = [](const Place& here, int h) {
+        const int thread = thread_index();
+        return here.i0 + thread / 32 * warp_rows + 8 * h + thread % 32 / 4;
+    };
 
-    Outputs O_rmem = {};
-    Scores S;
-    Weights P;
-    Rows m_rmem, l_rmem = {}, alpha;
-    m_rmem[0][0] = m_rmem[0][1] = lowest;
-    int j = Tc - 1;  // the tile
+    for (int round = 0; dealt(round) < tiles; ++round) {
+        const Place here = tile_of(round);
+        int j = key_tiles(here) - 1;  // the tile
+        const int last = Nk - 1, own_last = last;  // key that there is
+        auto incomplete = [&] { return (j + 1) * Bc - 1 > own_last; };
 
-    // The scores of the last tile, the only one that can be incomplete.
-    mbarrier_wait(smem + Q_full, 0);
-    wait_K();
-    pin(O_rmem);
-    wgmma_fence();
-    multiply_QK(S, Q_desc, K_desc);
-    wgmma_wait<0>();
-    pin(S);
-    release(K_empty, K_ring);
-    mask(S, last - j * Bc);
-    weigh(S, m_rmem, l_rmem, alpha, scale_log2);
-    round_weights(P, S);
-    --j;
+        Outputs O_rmem = {};
+        Scores S;
+        Weights P;
+        Rows m_rmem, l_rmem = {}, alpha;
+        m_rmem[0][0] = m_rmem[0][1] = lowest;
 
-    // The scores of tile j and, of the tile before, O += P V.
-    auto step = [&](auto masked) {
+        // The scores of the last tile.
+        mbarrier_wait(smem + Q_full, round % 2);
         wait_K();
+        pin(O_rmem);
         wgmma_fence();
         multiply_QK(S, Q_desc, K_desc + K_ring.stage * (K_tile / 16));
         wgmma_wait<0>();
         pin(S);
         release(K_empty, K_ring);
+        if (j == 0) release_Q();
+        if (incomplete()) mask(S, last - j * Bc);
+        weigh(S, m_rmem, l_rmem, alpha, scale_log2);
+        round_weights(P, S);
+        --j;
+
+        // The scores of tile j and, of the tile before, O += P V.
+        auto step = [&] {
+            wait_K();
+            wgmma_fence();
+            multiply_QK(S, Q_desc, K_desc + K_ring.stage * (K_tile / 16));
+            wgmma_wait<0>();
+            pin(S);
+            release(K_empty, K_ring);
+            if (j == 0) release_Q();
+            wait_V();
+            wgmma_fence();
+            multiply_PV(O_rmem, P, V_desc + V_ring.stage * (V_tile / 16));
+            wgmma_wait<0>();
+            pin(O_rmem);
+            release(V_empty, V_ring);
+            weigh(S, m_rmem, l_rmem, alpha, scale_log2);
+            round_weights(P, S);
+            multiply_rows(O_rmem, alpha);
+            --j;
+        };
+        while (j >= 0) step();
+
         wait_V();
+        pin(O_rmem);
         wgmma_fence();
         multiply_PV(O_rmem, P, V_desc + V_ring.stage * (V_tile / 16));
+
+        // m, l and O / l. The tile's place is worked out again rather than held in registers through the loop.
+        const Place there = tile_of(round);
+        Rows inverse;
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float sum = l_rmem[0][h];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            const int i = row_of(there, h);
+            if (thread_index() % 4 == 0 && i < Nq) {
+                const i64 index = (static_cast<i64>(there.batch) * Hq + there.q_head) * Nq + i;
+                m[index] = sum == 0.f ? -infinity() : __fmul_rn(m_rmem[0][h], scale);
+                l[index] = sum;
+            }
+            inverse[0][h] = sum == 0.f ? 0.f : rcp(sum);  // a row that saw no key is 0; NaN stays NaN
+        }
         wgmma_wait<0>();
         pin(O_rmem);
         release(V_empty, V_ring);
-        if (masked.value) mask(S, last - j * Bc);
-        weigh(S, m_rmem, l_rmem, alpha, scale_log2);
-        round_weights(P, S);
-        multiply_rows(O_rmem, alpha);
-        --j;
-    };
-    while (j >= 0) step(Bool<false>());
-
-    wait_V();
-    pin(O_rmem);
-    wgmma_fence();
-    multiply_PV(O_rmem, P, V_desc + V_ring.stage * (V_tile / 16));
-
-    // m, l and O / l. The block's place is worked out again rather than held in registers through the loop.
-    const Place there = place(block_index(), Hq, Hk, Nq, Nk);
-    const int thread = thread_index(), row0 = thread / 32 * warp_rows;
-    Rows inverse;
-    #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float sum = l_rmem[0][h];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        const int i = there.i0 + row0 + 8 * h + thread % 32 / 4;
-        if (thread % 4 == 0 && i < Nq) {
-            const i64 index = (static_cast<i64>(there.batch) * Hq + there.q_head) * Nq + i;
-            m[index] = sum == 0.f ? -infinity() : __fmul_rn(m_rmem[0][h], scale);
-            l[index] = sum;
-        }
-        inverse[0][h] = sum == 0.f ? 0.f : rcp(sum);  // a row that saw no key is 0; NaN stays NaN
-    }
-    wgmma_wait<0>();
-    pin(O_rmem);
-    multiply_rows(O_rmem, inverse);
-
-    // O passes through this warpgroup's rows of Q, in its panels and with its swizzle; TMA leaves out rows beyond Nq.
-    barrier_sync<128>(8 + warpgroup);  // the warpgroup's four warps have read its Q
-    const int row = row0 + thread % 16;
-    auto chunk = [&](int c) { return smem_base() + Q_smem + c / 8 * Q_panel + row * 128 + ((c % 8 ^ row % 8) << 4); };
-    #pragma unroll
-    for (int n = 0; n < dv / 16; ++n) {
-        u32 R[4];
+        multiply_rows(O_rmem, inverse);
         #pragma unroll
-        for (int e = 0; e < 4; ++e) R[e] = pack(O_rmem[0][2 * n + e / 2][e % 2 * 2], O_rmem[0][2 * n + e / 2][e % 2 * 2 + 1]);
-        stmatrix_x4(chunk(2 * n + thread % 32 / 16), R);
-    }
-    fence_proxy_async();
-    barrier_sync<128>(8 + warpgroup);  // the rows have been written, and TMA will see them
-    if (thread % 128 == 0) {
-        for (int c = 0; c < V_panels; ++c)
-            tma_store(O_map, smem_base() + Q_smem + c * Q_panel + warpgroup * 64 * 128, 64 * c, there.i0 + warpgroup * 64,
-                      there.q_head, there.batch);
-        tma_store_wait();
+        for (int h = 0; h < 2; ++h) {
+            const int i = row_of(there, h);
+            store_row(at(O, there.batch, there.q_head, i, 0), O_rmem, h, i < Nq);
+        }
     }
 }

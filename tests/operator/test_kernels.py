@@ -101,7 +101,7 @@ def test_the_gradient_of_lse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_gradient_has_its_kernel() -> None:
     for needs in ((True, True, True), (True, False, False), (False, True, False), (False, False, True)):
-        for form in ("fused", "split"):
+        for form in ("fused", "split", "fused90", "split90"):
             made = {x for kernel in kernels.kernels_for(needs, form) for x in MAKES[kernel]}
             assert made >= {name for name, need in zip(("dQ", "dK", "dV"), needs, strict=True) if need}
 

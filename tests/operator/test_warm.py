@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,19 @@ import flashsmith as fs
 import pytest
 import torch
 from flashsmith import compile, lookup
+from flashsmith.emulator import read_tensor_map
+from flashsmith.engines import tensor_map
 from flashsmith.engines.cuda import CudaEngine
 from flashsmith.engines.torch_tensors import CudaTensors
 from flashsmith.operator import kernels
 from flashsmith.render import Source, render
 from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
-from flashsmith.spec.kernel import ARG_BYTES, SIGNATURES, KernelName, KernelSpec
+from flashsmith.spec.kernel import ARG_BYTES, SIGNATURES, TENSOR_MAP, KernelName, KernelSpec
 from flashsmith.spec.problem import Problem
 from torch import Tensor
+
+from tests.engines.test_tensor_map import StandIn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import host_cost
@@ -77,6 +82,11 @@ def addressed(call: tuple[Any, ...], tensors: dict[str, Tensor]) -> tuple[Any, .
     known = {x.data_ptr(): label for label, x in tensors.items()}
     shown = []
     for arg, data in zip(SIGNATURES[name], arguments, strict=True):
+        if arg.type == TENSOR_MAP:
+            seen = read_tensor_map(data)
+            assert seen is not None
+            shown.append((arg.name, known.get(seen.address, "new"), replace(seen, address=0)))
+            continue
         pointer = "View" in arg.type or arg.type.endswith("*")
         address = int.from_bytes(data[:8], "little")
         shown.append((arg.name, known.get(address, address and "new"), data[8:]) if pointer else (arg.name, data))
@@ -121,6 +131,41 @@ def test_a_warm_call_launches_what_a_cold_one_does(
     assert layouts[0] == layouts[1] == [(x.shape, x.stride(), x.dtype) for x in (O, lse, *gradients)]
 
 
+class Hopper(Recording):
+    """The same of an H100."""
+
+    name, sm, sms = "NVIDIA H100 80GB HBM3", 90, 132
+
+
+@pytest.fixture
+def hopper(gpu: Recording, monkeypatch: pytest.MonkeyPatch) -> Hopper:
+    """An H100 in the place of `gpu`; its driver encodes tensor maps as the emulator reads them."""
+    driver = Hopper()
+    side = CudaTensors(CudaEngine(driver))
+    monkeypatch.setattr(kernels, "torch_engine", lambda device: side)
+    monkeypatch.setattr(tensor_map, "_driver", StandIn)
+    return driver
+
+
+def test_a_warm_call_moves_tensor_maps(hopper: Hopper) -> None:
+    """To its own tensors; what is made for the backward has maps as well."""
+    seen = []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        shapes = ((1, 2, 80, 64), (1, 1, 90, 64), (1, 1, 90, 64))
+        inputs = [torch.randn(s, generator=generator).to(BF16).requires_grad_() for s in shapes]
+        hopper.calls.clear()
+        O = fs.attention(*inputs)
+        dO = torch.randn(O.shape, generator=generator).to(BF16)
+        gradients = torch.autograd.grad(O, inputs, dO)
+        names = dict(zip(("q", "k", "v", "O", "dO", "dQ", "dK", "dV"), (*inputs, O, dO, *gradients), strict=True))
+        seen.append([addressed(call, names) for call in hopper.calls])
+    assert [call[0] for call in seen[0]] == ["forward90", "delta", "fused90", "convert90"]
+    assert seen[0] == seen[1] == seen[2] and len(kernels._replays) == 2
+    maps = {x[0]: x[1] for call in seen[0] for x in call[4:] if x[0].endswith("_map")}
+    assert maps.items() >= {"Q_map": "q", "K_map": "k", "V_map": "v", "dK_map": "dK", "dV_map": "dV"}.items()
+
+
 def test_a_warm_forward_by_parts_has_a_workspace_of_its_own(gpu: Recording) -> None:
     """Two launches, and what the first leaves for the second is new memory in each call."""
     seen, workspaces = [], []
@@ -159,13 +204,23 @@ def test_a_call_without_work_is_not_remembered(gpu: Recording, Nq: int, Nk: int)
 
 
 def test_results_of_no_elements_are_made_anew(gpu: Recording) -> None:
-    """Packed rows, of which there are none but for the launch's bound: PyTorch puts all that is empty at address 0."""
+    """Sinks alone, without a key: dK and dV are empty, and PyTorch puts all that is empty at address 0."""
+    for _ in range(2):
+        q, sinks = torch.randn(1, 2, 5, 64).to(BF16).requires_grad_(), torch.zeros(2, requires_grad=True)
+        k, v = (torch.empty(1, 2, 0, 64, dtype=BF16, requires_grad=True) for _ in range(2))
+        O = fs.attention(q, k, v, sinks=sinks)
+        dq, dk, dv, dsinks = torch.autograd.grad(O.sum(), (q, k, v, sinks))
+        assert (dq.shape, dk.shape, dv.shape, dsinks.shape) == (q.shape, k.shape, v.shape, sinks.shape)
+        assert dk.dtype == BF16 and dsinks.dtype == torch.float32
+    assert gpu.calls
+
+
+def test_packed_rows_of_which_there_are_none(gpu: Recording) -> None:
+    """Whatever the bounds say: nothing is launched."""
     q, k = torch.empty(0, 2, 64, dtype=BF16), torch.ones(5, 2, 64, dtype=BF16)
     cu_q, cu_k = torch.tensor([0, 0], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32)
-    for _ in range(2):
-        o, lse = fs.attention_varlen(q, k, k, cu_q, cu_k, 7, 5, return_lse=True)
-        assert (o.shape, o.dtype, lse.dtype) == ((0, 2, 64), BF16, torch.float32)
-    assert gpu.calls
+    o, lse = fs.attention_varlen(q, k, k, cu_q, cu_k, 7, 5, return_lse=True)
+    assert (o.shape, o.dtype, lse.dtype) == ((0, 2, 64), BF16, torch.float32) and not gpu.calls
 
 
 def test_what_changes_a_launch_is_another_call(gpu: Recording) -> None:

@@ -6,7 +6,16 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from flashsmith.sass import Control, Instruction, UnknownArchitecture, UnknownOpcode, issue, kernel_time, warpgroup
+from flashsmith.sass import (
+    Control,
+    Instruction,
+    UnknownArchitecture,
+    UnknownOpcode,
+    board,
+    issue,
+    warpgroup,
+    warpgroup_time,
+)
 from flashsmith.sass.plan import instruction_cost, plan_steps, tensor_cycles
 from flashsmith.sass.rates import MemoryPath, pipe_rates
 from flashsmith.sass.tensor import shared_operand_bytes, tensor_flops
@@ -68,15 +77,26 @@ def test_guards_count_as_executed_but_for_the_padding():
 
 SOURCES = re.compile(r"\[[PLD?]\]|\bfitted\b")
 CONSTANT = re.compile(r"^ *(\w+)(?:: \w+)? = (?:[-\d.]+|False|True)(?: +# (.*))?$", re.M)
-CYCLES = ("QUEUE_TO_PIPE", "OPERANDS_READ", "ARITHMETIC_READ", "STORED", "QUEUED", "HBM_SHARE", "SPECIAL_EXPOSED")
+CYCLES = ("QUEUE_TO_PIPE", "OPERANDS_READ", "ARITHMETIC_READ", "STORED", "QUEUED", "HBM_SHARE")
+OF_WARPGROUPS = (
+    "CONCURRENCY",
+    "L2_SHARE",
+    "PRODUCT_LATENCY",
+    "LOADS",
+    "L2_PORT",
+    "SHARED_BYTES_PER_CLOCK",
+    "ISSUED",
+    "TO_SHARED",
+)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "model.md"
 
 
 def remarks():
     """What is said beside each physical constant of the model: fields of MemoryPath, and those of single modules."""
-    texts = [inspect.getsource(MemoryPath), *(inspect.getsource(module) for module in (issue, kernel_time, warpgroup))]
+    modules = (issue, board, warpgroup, warpgroup_time)
+    texts = [inspect.getsource(MemoryPath), *(inspect.getsource(module) for module in modules)]
     found = {name: remark for text in texts for name, remark in CONSTANT.findall(text)}
-    wanted = [*(field.name for field in fields(MemoryPath)), *CYCLES]
+    wanted = [*(field.name for field in fields(MemoryPath)), *CYCLES, *OF_WARPGROUPS]
     return {name: found[name] for name in wanted}
 
 
@@ -85,8 +105,15 @@ def test_every_constant_names_its_source():
     assert not without
 
 
-def test_the_fitted_constants_are_the_six_of_the_document():
-    """Five in this package, and the A100's L2 rate in the table of GPUs."""
+def test_the_fitted_constants_are_those_of_the_document():
+    """Four in this package and the A100's L2 rate in the table of GPUs; and two of kernels with warpgroups."""
     fitted = {name for name, remark in remarks().items() if re.search(r"\bfitted\b", remark)}
-    table = re.findall(r"^\| `(\w+)`[^|]*\| `[\w/.]+` \|", DOCUMENT.read_text(), re.M)
-    assert set(table) == fitted | {"l2_bytes_clk"} and len(table) <= 6
+    before, found, of_warpgroups = DOCUMENT.read_text().partition("## Kernels of warpgroups\n")
+    assert found
+    for text, wanted, count in (
+        (before, (fitted - set(OF_WARPGROUPS)) | {"l2_bytes_clk"}, "Five were chosen"),
+        (of_warpgroups, fitted & set(OF_WARPGROUPS), "two constants are fitted"),
+    ):
+        table = re.findall(r"^\| `(\w+)`[^|]*\| `[\w/.]+` \|", text, re.M)
+        assert set(table) == wanted and len(table) == len(wanted)
+        assert count in text and len(wanted) == {"Five": 5, "two": 2}[count.split()[0]]

@@ -130,3 +130,11 @@ def test_auto_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "getDevice", no_device)
     with pytest.raises(UnknownGpu, match="no CUDA device"):
         find_gpu("auto")
+
+
+def test_only_hopper_has_wgmma() -> None:
+    """Its peak is half again that of mma.sync there, and what the data sheet says."""
+    hopper = find_gpu("h100-sxm")
+    assert hopper.wgmma_tflops == pytest.approx(989, rel=0.05)
+    assert hopper.wgmma_tflops / hopper.peak_tflops == pytest.approx(1.5, rel=0.001)
+    assert [gpu.key for gpu in GPUS.values() if gpu.wgmma_tflops] == ["h100-sxm", "h100-pcie", "h200"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from flashsmith.spec.defaults import default_tile
 from flashsmith.spec.gpu import find_gpu
 from flashsmith.spec.kernel import KernelName, KernelSpec
 from flashsmith.spec.limits import why_illegal
-from flashsmith.spec.order import cached_keys, cached_queries, heads_together, launch_order
+from flashsmith.spec.order import cached_keys, cached_queries, deal, heads_together, launch_order
 from flashsmith.spec.problem import Dtype, Problem
-from flashsmith.spec.tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, RowTile
+from flashsmith.spec.tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD, KeyBlockTile, Order, RowTile, WarpgroupTile
 from flashsmith.work import masked_share, tiles_per_block
 
 A100 = find_gpu("a100")
@@ -73,6 +74,49 @@ def test_the_text_does_what_python_says(kernel: KernelName, order: int) -> None:
         launch(kernels["places"], blocks, 1, [out, sizes.Hq, sizes.Hk, sizes.Nq, sizes.Nk], memory)
         assert [tuple(row) for row in memory.read(out, (blocks, 3), np.int32).tolist()] == want
         assert len(set(want)) == blocks
+
+
+# Writes down which tiles each block works on, and what `place` says of them.
+DEALT = """
+extern "C" __global__ void places(int* out, int Hq, int Hk, int Nq, int Nk, int tiles)
+{
+    for (int round = 0; dealt(round) < tiles; ++round) {
+        const auto [row, head, batch] = place(dealt(round), Hq, Hk, Nq, Nk, tiles);
+        int* const to = out + 4 * (round * gridDim.x + blockIdx.x);
+        to[0] = row, to[1] = head, to[2] = batch, to[3] = dealt(round);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_tiles_are_dealt_out_as_python_says(order: Order) -> None:
+    """Each to one block, whatever their number."""
+    tile = WarpgroupTile(Br=64, Bc=64, order=order)
+    spec = KernelSpec.of("forward90", Problem(dtype="bf16", d=64, causal=True), tile, 90)
+    head = render(spec).text.partition('extern "C"')[0] + DEALT
+    kernels = parse(compile_source(Source(spec, head)).ptx).kernels
+    for sizes, blocks in product(CALLS, (1, 2, 5)):
+        together = heads_together(spec, sizes.Hq, sizes.Hk, sizes.Nq, sizes.Nk)
+        tiles = launch_order(spec, sizes.B * sizes.Hq, together, -(-sizes.Nq // 64))
+        assert len(tiles) == grid(spec, sizes)
+        memory, rounds = GlobalMemory(), -(-len(tiles) // blocks)
+        out = memory.upload(np.full((rounds, blocks, 4), -1, np.int32))
+        args = [out, sizes.Hq, sizes.Hk, sizes.Nq, sizes.Nk, len(tiles)]
+        launch(kernels["places"], blocks, 1, args, memory)
+        got = memory.read(out, (rounds, blocks, 4), np.int32)
+        for block, numbers in enumerate(deal(len(tiles), blocks)):
+            want = [(tiles[n][1] * 64, tiles[n][0] % sizes.Hq, tiles[n][0] // sizes.Hq, n) for n in numbers]
+            assert [tuple(row) for row in got[:, block].tolist() if row[3] >= 0] == want
+        assert sorted(n for numbers in deal(len(tiles), blocks) for n in numbers) == list(range(len(tiles)))
+
+
+def test_blocks_are_dealt_nearly_the_same_work() -> None:
+    """Of a causal problem whose longest tiles come first; dealt out forwards alone, the first block has most."""
+    lengths = sorted(list(range(1, 33)) * 12, reverse=True)
+    shares = [sum(lengths[n] for n in numbers) for numbers in deal(len(lengths), 44)]
+    forwards = [sum(lengths[first::44]) for first in range(44)]
+    assert max(shares) - min(shares) <= 4 and max(forwards) - min(forwards) > 20
 
 
 def test_heads_that_share_the_cache_are_counted_by_what_they_read() -> None:

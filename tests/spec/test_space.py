@@ -16,11 +16,26 @@ from flashsmith.spec.tile import ALL_HEADS, GROUPED, HEAD_BY_HEAD
 GPU = find_gpu("a100")
 PROBLEM = Problem(dtype="bf16", d=64, Nq=2048)
 SEARCHED: tuple[KernelName, ...] = ("forward", "fused", "dkdv", "dq")
+OF_WARPGROUPS: tuple[KernelName, ...] = ("forward90", "fused90", "dkdv90", "dkdv90_wide", "dq90")
+HOPPER = find_gpu("h100-sxm")
 
 
-@pytest.mark.parametrize("kernel", SEARCHED)
+@pytest.mark.parametrize("kernel", [*SEARCHED, *OF_WARPGROUPS])
 def test_every_field_is_searched(kernel: KernelName) -> None:
-    assert set(choices(kernel, PROBLEM, GPU)) == set(TILE_OF[kernel].__dataclass_fields__) - {"short"}
+    gpu = HOPPER if kernel in OF_WARPGROUPS else GPU
+    problem = replace(PROBLEM, d=192) if kernel == "dkdv90_wide" else PROBLEM
+    assert set(choices(kernel, problem, gpu)) == set(TILE_OF[kernel].__dataclass_fields__) - {"short"}
+
+
+@pytest.mark.parametrize("kernel", OF_WARPGROUPS)
+def test_every_tile_of_warpgroups_has_a_text_of_its_own(kernel: KernelName) -> None:
+    """With the mask and without; what only a GPU can judge is tried there alone."""
+    for causal in (False, True):
+        problem = replace(PROBLEM, d=192 if kernel == "dkdv90_wide" else 128, causal=causal)
+        tiles = legal_tiles(kernel, problem, HOPPER, measured=True)
+        texts = {render(KernelSpec.of(kernel, problem, tile, HOPPER.sm)).text for tile in tiles}
+        assert len(tiles) == len(texts) >= 8
+        assert set(legal_tiles(kernel, problem, HOPPER)) <= set(tiles)
 
 
 @pytest.mark.parametrize("kernel", SEARCHED)
